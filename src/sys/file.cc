@@ -1,0 +1,114 @@
+#include "sys/file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/format.h"
+
+namespace millrace {
+namespace {
+
+Error errno_error(const std::string& path, const char* what) {
+  const Code code = errno == ENOENT ? Code::kNotFound : Code::kUnavailable;
+  return {code, format(path, ": ", what, ": ", std::strerror(errno))};
+}
+
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  ~FileDescriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  FileDescriptor(const FileDescriptor&) = delete;
+  FileDescriptor& operator=(const FileDescriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+// Size of an open regular file; other kinds (folders, pipes) are refused by name.
+Result<size_t> regular_size(const std::string& path, int fd) {
+  struct stat info;
+  if (::fstat(fd, &info) != 0) return errno_error(path, "cannot stat");
+  if (!S_ISREG(info.st_mode)) {
+    return Error{Code::kInvalidArgument, format(path, ": not a regular file")};
+  }
+  return size_t(info.st_size);
+}
+
+}  // namespace
+
+Result<MappedFile> MappedFile::open(const std::string& path) {
+  const FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (fd.get() < 0) return errno_error(path, "cannot open");
+  ASSIGN_OR_RETURN(const size_t size, regular_size(path, fd.get()));
+  if (size == 0) return MappedFile(path, nullptr, 0);
+  void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
+  if (data == MAP_FAILED) return errno_error(path, "cannot map");
+  return MappedFile(path, static_cast<const uint8_t*>(data), size);
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept { *this = std::move(other); }
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<uint8_t*>(data_), size_);
+}
+
+Result<std::string> read_file(const std::string& path, size_t max_bytes) {
+  const FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (fd.get() < 0) return errno_error(path, "cannot open");
+  ASSIGN_OR_RETURN(const size_t size, regular_size(path, fd.get()));
+  if (size > max_bytes) {
+    return Error{Code::kExhausted,
+                 format(path, ": ", size, " bytes, expected at most ", max_bytes)};
+  }
+  std::string content(size, '\0');
+  size_t done = 0;
+  while (done < size) {
+    const ssize_t n = ::read(fd.get(), content.data() + done, size - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno_error(path, "cannot read");
+    if (n == 0) break;
+    done += size_t(n);
+  }
+  content.resize(done);
+  return content;
+}
+
+Status write_file(const std::string& path, std::string_view content) {
+  const std::string temporary = format(path, ".tmp.", ::getpid());
+  {
+    const FileDescriptor fd(
+        ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+    if (fd.get() < 0) return errno_error(temporary, "cannot create");
+    size_t done = 0;
+    while (done < content.size()) {
+      const ssize_t n = ::write(fd.get(), content.data() + done, content.size() - done);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) {
+        Error error = errno_error(temporary, "cannot write");
+        ::unlink(temporary.c_str());
+        return error;
+      }
+      done += size_t(n);
+    }
+  }
+  if (::rename(temporary.c_str(), path.c_str()) != 0) return errno_error(path, "cannot rename to");
+  return {};
+}
+
+}  // namespace millrace

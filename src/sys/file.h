@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "base/status.h"
+
+namespace millrace {
+
+// A whole file mapped read-only. The mapping lives as long as the object; moving is cheap.
+class MappedFile {
+ public:
+  static Result<MappedFile> open(const std::string& path);
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  ~MappedFile();
+
+  std::span<const uint8_t> bytes() const { return {data_, size_}; }
+  const std::string& path() const { return path_; }
+
+ private:
+  MappedFile(std::string path, const uint8_t* data, size_t size)
+      : path_(std::move(path)), data_(data), size_(size) {}
+
+  std::string path_;
+  const uint8_t* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// The whole file as a string; refuses files above `max_bytes` by name and size.
+Result<std::string> read_file(const std::string& path, size_t max_bytes = size_t{1} << 30);
+
+// Writes the file under a temporary name beside it and renames it, so that a reader never sees
+// half of it.
+Status write_file(const std::string& path, std::string_view content);
+
+}  // namespace millrace

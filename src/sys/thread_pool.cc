@@ -1,0 +1,100 @@
+#include "sys/thread_pool.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <string>
+
+#include "base/check.h"
+#include "sys/fp_environment.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace millrace {
+namespace {
+
+// About 20 us: longer than the gap between two regions of a step, short enough to be kind to
+// other processes when the engine is idle. A team larger than the machine must not spin at all:
+// the thread it waits for needs the processor.
+constexpr int kSpins = 4000;
+
+void spin_pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+// Waits until `value` is no longer `old`; returns what it became.
+template <class T>
+T wait_for_change(std::atomic<T>& value, T old, int spins) {
+  for (int spin = 0; spin < spins; ++spin) {
+    const T now = value.load(std::memory_order_acquire);
+    if (now != old) return now;
+    spin_pause();
+  }
+  for (;;) {
+    const T now = value.load(std::memory_order_acquire);
+    if (now != old) return now;
+    value.wait(old, std::memory_order_acquire);
+  }
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(int num_threads)
+    : spins_(num_threads <= default_num_threads() ? kSpins : 0) {
+  MR_CHECK_OP(num_threads, >=, 1);
+  for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { worker(i); });
+}
+
+ThreadPool::~ThreadPool() {
+  stop_ = true;
+  generation_.fetch_add(1, std::memory_order_release);
+  generation_.notify_all();
+  for (std::thread& t : workers_) t.join();
+}
+
+void ThreadPool::run_region(Region region, void* fn) {
+  if (workers_.empty()) return region(fn, 0);
+  region_ = region;
+  fn_ = fn;
+  pending_.store(int32_t(workers_.size()), std::memory_order_relaxed);
+  generation_.fetch_add(1, std::memory_order_release);
+  generation_.notify_all();
+  region(fn, 0);
+  for (int32_t left = pending_.load(std::memory_order_acquire); left != 0;) {
+    left = wait_for_change(pending_, left, spins_);
+  }
+}
+
+void ThreadPool::worker(int thread_idx) {
+  const ScopedFpEnvironment fp;
+  uint32_t seen = 0;
+  for (;;) {
+    seen = wait_for_change(generation_, seen, spins_);
+    if (stop_) return;
+    region_(fn_, thread_idx);
+    if (pending_.fetch_sub(1, std::memory_order_acq_rel) == 1) pending_.notify_one();
+  }
+}
+
+int default_num_threads() {
+  cpu_set_t allowed;
+  int count = 1;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) count = CPU_COUNT(&allowed);
+  std::ifstream quota_file("/sys/fs/cgroup/cpu.max");
+  std::string quota;
+  double period = 0;
+  if (quota_file >> quota >> period && quota != "max" && period > 0) {
+    count = std::min(count, std::max(1, int(std::floor(std::stod(quota) / period))));
+  }
+  return std::max(1, count);
+}
+
+}  // namespace millrace

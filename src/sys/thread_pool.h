@@ -1,0 +1,70 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace millrace {
+
+// A fixed team of threads that runs one region at a time: every member, the caller included,
+// calls the same function with its own index, and the region ends when all have returned.
+// Workers spin briefly between regions, then sleep in the kernel.
+//
+// The split of work is static, so which thread computes an element never changes its bits.
+// Threading: one owner thread calls run(); regions do not nest. Workers run in the contract's
+// floating-point state (sys/fp_environment.h).
+class ThreadPool {
+ public:
+  // Requires: num_threads >= 1. One of them is the caller's.
+  explicit ThreadPool(int num_threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int num_threads() const { return int(workers_.size()) + 1; }
+
+  // Calls fn(thread_idx) on every member.
+  template <class Fn>
+  void run(Fn&& fn) {
+    run_region([](void* f, int thread_idx) { (*static_cast<std::remove_reference_t<Fn>*>(f))(thread_idx); },
+               &fn);
+  }
+
+  // Calls fn(begin, end, thread_idx) on disjoint ranges that cover [0, count). Range bounds are
+  // multiples of `grain` (but for the end); with a single range the caller runs it alone.
+  template <class Fn>
+  void parallel_for(int64_t count, int64_t grain, Fn&& fn) {
+    const int64_t num_grains = (count + grain - 1) / grain;
+    const int64_t members = num_threads() < num_grains ? num_threads() : num_grains;
+    if (members <= 1) {
+      if (count > 0) fn(int64_t{0}, count, 0);
+      return;
+    }
+    run([&](int thread_idx) {
+      const int64_t begin = num_grains * thread_idx / members * grain;
+      const int64_t end = num_grains * (thread_idx + 1) / members * grain;
+      if (thread_idx < members) fn(begin, end < count ? end : count, thread_idx);
+    });
+  }
+
+ private:
+  using Region = void (*)(void* fn, int thread_idx);
+  void run_region(Region region, void* fn);
+  void worker(int thread_idx);
+
+  // The owner publishes a region by raising `generation_`; each worker lowers `pending_`.
+  alignas(64) std::atomic<uint32_t> generation_{0};
+  alignas(64) std::atomic<int32_t> pending_{0};
+  alignas(64) Region region_ = nullptr;
+  void* fn_ = nullptr;
+  bool stop_ = false;
+  const int spins_;  // polls before a waiting thread sleeps
+  std::vector<std::thread> workers_;
+};
+
+// Threads a process should use by default: the processors its affinity mask allows, lowered to
+// the cgroup's CPU quota.
+int default_num_threads();
+
+}  // namespace millrace

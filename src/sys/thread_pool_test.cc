@@ -1,0 +1,45 @@
+#include "sys/thread_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "sys/fp_environment.h"
+
+namespace millrace {
+namespace {
+
+TEST(ThreadPool, RangesCoverEveryItemOnceAndStartOnGrainBounds) {
+  for (int threads : {1, 2, 3, 4, 7}) {
+    ThreadPool pool(threads);
+    for (int64_t count : {0, 1, 15, 16, 17, 63, 64, 1000}) {
+      std::vector<int> hits(size_t(count), 0);
+      pool.parallel_for(count, 16, [&](int64_t begin, int64_t end, int) {
+        EXPECT_EQ(begin % 16, 0);
+        for (int64_t i = begin; i < end; ++i) ++hits[size_t(i)];
+      });
+      EXPECT_EQ(std::accumulate(hits.begin(), hits.end(), int64_t{0}), count);
+      for (int h : hits) EXPECT_EQ(h, 1);
+    }
+  }
+}
+
+TEST(ThreadPool, ManyShortRegionsEachRunOnEveryMember) {
+  ThreadPool pool(4);
+  std::vector<int64_t> per_thread(4 * 16, 0);
+  for (int region = 0; region < 20000; ++region) {
+    pool.run([&](int thread_idx) { ++per_thread[size_t(thread_idx) * 16]; });
+  }
+  for (size_t t = 0; t < 4; ++t) EXPECT_EQ(per_thread[t * 16], 20000);
+}
+
+TEST(ThreadPool, WorkersRunInTheContractsFloatingPointState) {
+  ThreadPool pool(3);
+  std::vector<int> active(3, 0);
+  const ScopedFpEnvironment fp;
+  pool.run([&](int thread_idx) { active[size_t(thread_idx)] = ScopedFpEnvironment::is_active(); });
+  EXPECT_EQ(active, (std::vector<int>{1, 1, 1}));
+}
+
+}  // namespace
+}  // namespace millrace
