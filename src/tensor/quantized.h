@@ -12,13 +12,21 @@ namespace millrace {
 
 inline constexpr int64_t kQuantBlock = 32;  // columns (and, for dense fp8, rows) under one scale
 
-// Weight [n][k] = e4m3(codes[n][k]) * 2^(scales[n / 32][k / 32] - 127).
+// Weight [n][k] = e4m3(codes[n][k]) * 2^(scales[(row_phase + n) / 32][k / 32] - 127).
 struct Fp8Matrix {
   const uint8_t* codes = nullptr;   // [N, K]
-  const uint8_t* scales = nullptr;  // [ceil(N / 32), ceil(K / 32)] ue8m0
+  const uint8_t* scales = nullptr;  // [ceil((row_phase + N) / 32), ceil(K / 32)] ue8m0
   int64_t n = 0, k = 0;
+  int64_t row_phase = 0;  // where row 0 stands inside its block of 32 rows: 0 but for slices
 
   int64_t scale_columns() const { return (k + kQuantBlock - 1) / kQuantBlock; }
+  const uint8_t* scale_row(int64_t row) const {
+    return scales + (row_phase + row) / kQuantBlock * scale_columns();
+  }
+  // Outputs [begin, end) as a matrix of their own.
+  Fp8Matrix slice(int64_t begin, int64_t end) const {
+    return {codes + begin * k, scale_row(begin), end - begin, k, (row_phase + begin) % kQuantBlock};
+  }
 };
 
 // Weight [n][k] = e2m1(nibble k of row n) * 2^(scales[n][k / 32] - 127); even columns in low

@@ -1,0 +1,232 @@
+#include <bit>
+#include <cmath>
+
+#include "kernels/kernels.h"
+#include "kernels/math.h"
+
+namespace millrace {
+namespace {
+
+// FNV-1a over the bits of everything the operations return.
+class Digest {
+ public:
+  template <class T>
+  void add(const std::vector<T>& values) {
+    for (const T& value : values) add_bytes(reinterpret_cast<const unsigned char*>(&value), sizeof(T));
+  }
+  void add(double value) { add(std::vector<double>{value}); }
+  uint64_t value() const { return hash_; }
+
+ private:
+  void add_bytes(const unsigned char* bytes, size_t count) {
+    for (size_t i = 0; i < count; ++i) hash_ = (hash_ ^ bytes[i]) * 0x100000001b3ull;
+  }
+  uint64_t hash_ = 0xcbf29ce484222325ull;
+};
+
+// A fixed sequence of values spread over several binades, so that additions round.
+class Sequence {
+ public:
+  explicit Sequence(uint64_t seed) : state_(seed) {}
+  uint64_t bits() {
+    state_ += 0x9e3779b97f4a7c15ull;
+    uint64_t z = (state_ ^ (state_ >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+  }
+  float number() {
+    const uint64_t b = bits();
+    const float mantissa = 1.0f + float(b & 0x7fffff) * 0x1p-23f;
+    const float magnitude = std::ldexp(mantissa, int((b >> 23) % 8) - 6);
+    return (b >> 63) ? -magnitude : magnitude;
+  }
+  std::vector<float> numbers(int64_t count) {
+    std::vector<float> v(static_cast<size_t>(count));
+    for (float& x : v) x = number();
+    return v;
+  }
+  std::vector<bf16> bf16_numbers(int64_t count) {
+    std::vector<bf16> v(static_cast<size_t>(count));
+    for (bf16& x : v) x = to_bf16(number());
+    return v;
+  }
+  std::vector<uint8_t> bytes(int64_t count) {
+    std::vector<uint8_t> v(static_cast<size_t>(count));
+    for (uint8_t& x : v) x = uint8_t(bits());
+    return v;
+  }
+  std::vector<uint8_t> scales(int64_t count) {
+    std::vector<uint8_t> v(static_cast<size_t>(count));
+    for (uint8_t& x : v) x = uint8_t(120 + bits() % 8);
+    return v;
+  }
+
+ private:
+  uint64_t state_;
+};
+
+void add_products(const KernelTable& table, KernelContext& ctx, Digest& digest) {
+  constexpr int64_t kRows = 5, kK = 1280, kN = 43;
+  Sequence in(1);
+  std::vector<float> x = in.numbers(kRows * kK), out(kRows * kN);
+  const Matrix<float> x_view(x.data(), {kRows, kK}), out_view(out.data(), {kRows, kN});
+
+  const std::vector<uint8_t> fp8 = in.bytes(kN * kK), fp8_scales = in.scales(2 * kK / 32);
+  table.matmul_fp8(ctx, x_view, {fp8.data(), fp8_scales.data(), kN, kK}, out_view, Rounding::kNone);
+  digest.add(out);
+
+  const std::vector<uint8_t> fp4 = in.bytes(kN * kK / 2), fp4_scales = in.scales(kN * kK / 32);
+  const Fp4Matrix fp4_matrix{fp4.data(), fp4_scales.data(), kN, kK};
+  table.matmul_fp4_f32(ctx, x_view, fp4_matrix, out_view, Rounding::kNone);
+  digest.add(out);
+
+  std::vector<uint8_t> codes(kRows * kK), code_scales(kRows * kK / 32);
+  const MutableFp8Rows rows{{codes.data(), {kRows, kK}}, {code_scales.data(), {kRows, kK / 32}}};
+  table.quantize_fp8(ctx, x_view, rows);
+  digest.add(codes);
+  digest.add(code_scales);
+  table.matmul_fp4(ctx, rows, fp4_matrix, out_view, Rounding::kNone);
+  digest.add(out);
+
+  const std::vector<bf16> weights = in.bf16_numbers(kN * kK);
+  table.matmul_bf16(ctx, x_view, {weights.data(), kN, kK}, out_view, Rounding::kBf16);
+  digest.add(out);
+
+  for (auto quantize : {table.fake_quantize_fp8, table.fake_quantize_nvfp4, table.fake_quantize_mxfp4}) {
+    std::vector<float> y = x;
+    quantize(ctx, {y.data(), {kRows, kK}});
+    digest.add(y);
+  }
+}
+
+void add_norms(const KernelTable& table, KernelContext& ctx, Digest& digest) {
+  constexpr int64_t kRows = 3, kSize = 328, kStreams = 4, kWide = kStreams * kSize;
+  Sequence in(2);
+  std::vector<float> streams = in.numbers(kRows * kWide), y(kRows * kSize);
+  const Matrix<float> streams_view(streams.data(), {kRows, kWide}), y_view(y.data(), {kRows, kSize});
+
+  const std::vector<float> fn = in.numbers(24 * kWide), scale = in.numbers(3), base = in.numbers(24);
+  std::vector<float> pre(kRows * 4), post(kRows * 4), comb(kRows * 16);
+  const Matrix<float> pre_view(pre.data(), {kRows, 4}), post_view(post.data(), {kRows, 4}),
+      comb_view(comb.data(), {kRows, 16});
+  table.hc_mixes(ctx, streams_view, {{fn.data(), 24, kWide}, scale, base}, {1e-20f, 1e-6f, 20},
+                 pre_view, post_view, comb_view);
+  digest.add(pre);
+  digest.add(post);
+  digest.add(comb);
+  table.hc_collapse(ctx, streams_view, pre_view, y_view, Rounding::kNone);
+  digest.add(y);
+  const std::vector<bf16> norm = in.bf16_numbers(kSize);
+  table.rms_norm(ctx, y_view, norm, 1e-20f, y_view, Rounding::kNone);
+  digest.add(y);
+  table.hc_expand(ctx, y_view, post_view, comb_view, streams_view, Rounding::kNone);
+  digest.add(streams);
+  table.hc_mean(ctx, streams_view, kStreams, y_view, Rounding::kBf16);
+  digest.add(y);
+
+  const std::vector<float> key_value = in.numbers(kRows * (kWide + kSize));
+  const std::vector<bf16> q_weight = in.bf16_numbers(kWide), k_weight = in.bf16_numbers(kWide);
+  const std::vector<uint8_t> dead{0, 1, 0};
+  table.engram_update(ctx, {key_value.data(), {kRows, kWide + kSize}}, q_weight, k_weight, 1e-20f,
+                      dead, streams_view, Rounding::kNone);
+  digest.add(streams);
+
+  const std::vector<uint8_t> codes = in.bytes(10 * 64), scales = in.scales(10 * 2);
+  const std::vector<int64_t> row_ids{3, 9, 0, 1, 1, 8};
+  std::vector<float> gathered(kRows * 2 * 64);
+  table.gather_fp8(ctx, {codes.data(), scales.data(), 10, 64}, {row_ids.data(), {kRows, 2}},
+                   {gathered.data(), {kRows, 2 * 64}});
+  digest.add(gathered);
+}
+
+void add_attention(const KernelTable& table, KernelContext& ctx, Digest& digest) {
+  constexpr int64_t kRows = 3, kHeads = 5, kSize = 96, kWindow = 21, kCompressed = 40;
+  Sequence in(3);
+  std::vector<float> q = in.numbers(kRows * kHeads * kSize), out(q.size());
+  const TensorView<float, 3> q_view(q.data(), {kRows, kHeads, kSize}), out_view(out.data(), {kRows, kHeads, kSize});
+  std::vector<float> cos(kRows * 16), sin(kRows * 16), frequencies(16);
+  const YarnParameters yarn{16, 32, 1, 1024};
+  rope_frequencies(40000, &yarn, frequencies);
+  const std::vector<int64_t> positions{0, 777, 1048575};
+  const Matrix<float> cos_view(cos.data(), {kRows, 16}), sin_view(sin.data(), {kRows, 16});
+  rope_table(positions, frequencies, cos_view, sin_view);
+  for (bool inverse : {false, true}) {
+    table.rope(ctx, q_view, cos_view, sin_view, inverse, Rounding::kNone);
+    digest.add(q);
+  }
+
+  const std::vector<float> window = in.numbers(kWindow * kSize), compressed = in.numbers(kCompressed * kSize);
+  const std::vector<int32_t> window_begin{0, 3, 11}, window_count{1, 17, 10};
+  const std::vector<int32_t> selected{2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 38};
+  const std::vector<int64_t> selected_begin{0, 0, 6, 13};
+  const std::vector<float> sink = in.numbers(kHeads);
+  table.attention(ctx, q_view,
+                  {{window.data(), {kWindow, kSize}}, {compressed.data(), {kCompressed, kSize}},
+                   window_begin, window_count, selected, selected_begin},
+                  sink, 0.05f, out_view, Rounding::kNone);
+  digest.add(out);
+
+  const std::vector<float> a = in.numbers(4 * kSize), b = in.numbers(4 * kSize);
+  std::vector<float> latent(2 * kSize);
+  table.compress_pairs(ctx, {a.data(), {4, kSize}}, {b.data(), {4, kSize}}, {latent.data(), {2, kSize}}, Rounding::kNone);
+  digest.add(latent);
+
+  const std::vector<float> head_weights = in.numbers(kRows * kHeads);
+  const std::vector<int64_t> num_visible{0, 17, kCompressed};
+  std::vector<float> scores(kRows * kCompressed);
+  table.index_scores(ctx, q_view, {head_weights.data(), {kRows, kHeads}},
+                     {compressed.data(), {kCompressed, kSize}}, num_visible,
+                     {scores.data(), {kRows, kCompressed}});
+  digest.add(scores);
+}
+
+void add_experts(const KernelTable& table, KernelContext& ctx, Digest& digest) {
+  constexpr int64_t kRows = 3, kExperts = 37, kChosen = 6, kSize = 200;
+  Sequence in(4);
+  const std::vector<float> logits = in.numbers(kRows * kExperts), bias = in.numbers(kExperts);
+  const std::vector<const float*> biases(kRows, bias.data());
+  std::vector<int32_t> experts(kRows * kChosen);
+  std::vector<float> weights(kRows * kChosen);
+  table.route(ctx, {logits.data(), {kRows, kExperts}}, biases, 1.5f, true,
+              {experts.data(), {kRows, kChosen}}, {weights.data(), {kRows, kChosen}});
+  digest.add(experts);
+  digest.add(weights);
+
+  const std::vector<float> gate = in.numbers(kRows * kSize), up = in.numbers(kRows * kSize);
+  std::vector<float> z(kRows * kSize);
+  table.swiglu(ctx, {gate.data(), {kRows, kSize}}, {up.data(), {kRows, kSize}},
+               std::span(weights).first(kRows), 10.0f, {z.data(), {kRows, kSize}}, Rounding::kNone);
+  digest.add(z);
+  const std::vector<float> expert_out = in.numbers(kRows * kChosen * kSize);
+  table.combine_experts(ctx, {expert_out.data(), {kRows, kChosen, kSize}}, {up.data(), {kRows, kSize}},
+                        {z.data(), {kRows, kSize}}, Rounding::kNone);
+  digest.add(z);
+}
+
+void add_scalars(Digest& digest) {
+  Sequence in(5);
+  for (int i = 0; i < 64; ++i) {
+    const double x = double(in.number());
+    double s, c;
+    sincos_f64(x * 1e4, s, c);
+    digest.add(s);
+    digest.add(c);
+    digest.add(exp_f64(x));
+    digest.add(log_f64(std::fabs(x)));
+    digest.add(double(softplus_f32(float(x))));
+  }
+}
+
+}  // namespace
+
+uint64_t numerics_digest(const KernelTable& table, KernelContext& ctx) {
+  Digest digest;
+  add_products(table, ctx, digest);
+  add_norms(table, ctx, digest);
+  add_attention(table, ctx, digest);
+  add_experts(table, ctx, digest);
+  add_scalars(digest);
+  return digest.value();
+}
+
+}  // namespace millrace

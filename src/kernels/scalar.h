@@ -1,0 +1,34 @@
+#pragma once
+
+// The scalar ends of operations whose long loops are vectorised: every table calls these same
+// functions, built once for the baseline target. Not inline, so that no copy is built wider.
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/kernels.h"
+
+namespace millrace {
+
+// The fixed tree that ends a lane sum; destroys `lanes`.
+float fold_lanes(float* lanes /*[16]*/);
+
+// From the mixes m [(2 + M) * M] of one token (dot products times r) to pre, post [M] and
+// comb [M * M] (spec 3.2).
+void finish_hc_mixes(const float* mixes, int num_streams, const HcWeights& weights,
+                     const HcParameters& parameters, float* pre, float* post, float* comb);
+
+// The Engram gate of one stream from its three lane sums (spec 3.9).
+float engram_gate(float dot, float hh, float kk, int64_t hidden_size, float eps);
+
+// Routing of one token (KernelTable::route).
+void route_token(std::span<const float> logits, const float* bias, float scaling, bool normalize,
+                 std::span<int32_t> experts, std::span<float> weights);
+
+// Rounds where asked.
+float rounded(float x, Rounding rounding);
+
+// The scale code of an fp8 block from the largest |x| bits in it; 255 when not finite.
+uint8_t fp8_block_scale(uint32_t amax_bits);
+
+}  // namespace millrace
