@@ -141,9 +141,11 @@ class SelfTest(unittest.TestCase):
         self.assertEqual(self.errors("kernels/cpu/a", code), "")
 
     def test_a_mutable_static_of_a_pure_module_is_found(self):
-        for code in ("int next() { static int n; return ++n; }",
-                     "int n = 7; int next() { return ++n; }",
-                     "thread_local int n; int next() { return ++n; }"):
+        for code in (
+            "int next() { static int n; return ++n; }",
+            "int n = 7; int next() { return ++n; }",
+            "thread_local int n; int next() { return ++n; }",
+        ):
             self.assertIn("mutable static", self.errors("sampler/sampler", code))
 
     def test_constants_of_a_pure_module_pass(self):
