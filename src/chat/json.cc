@@ -88,8 +88,7 @@ class Reader {
   char peek() const { return pos_ < text_.size() ? text_[pos_] : '\0'; }
 
   void skip_space() {
-    while (pos_ < text_.size() && std::string_view(" \t\n\r").find(text_[pos_]) != std::string::npos)
-      ++pos_;
+    pos_ = std::min(text_.find_first_not_of(" \t\n\r", pos_), text_.size());
   }
 
   bool accept(std::string_view word) {
@@ -153,22 +152,25 @@ class Reader {
   Status read_string(std::string& out) {
     ++pos_;  // the opening quote
     while (true) {
-      if (pos_ >= text_.size()) return unexpected("'\"'");
+      const size_t begin = pos_;
+      RETURN_IF_ERROR(skip_plain_characters());
+      out += text_.substr(begin, pos_ - begin);
+      if (accept("\"")) return {};
+      RETURN_IF_ERROR(read_escape(out));
+    }
+  }
+
+  // To the closing quote or the next escape.
+  Status skip_plain_characters() {
+    while (pos_ < text_.size()) {
       const char c = text_[pos_];
-      if (c == '"') {
-        ++pos_;
-        return {};
-      }
-      if (c == '\\') {
-        RETURN_IF_ERROR(read_escape(out));
-        continue;
-      }
+      if (c == '"' || c == '\\') return {};
       if (uint8_t(c) < 0x20) return unexpected("an escaped control character");
       const size_t length = utf8_length(text_.substr(pos_, 4));
       if (length == 0) return unexpected("valid UTF-8");
-      out += text_.substr(pos_, length);
       pos_ += length;
     }
+    return unexpected("'\"'");
   }
 
   Status read_escape(std::string& out) {

@@ -45,7 +45,7 @@ struct Reply {
 
 struct ReplyParserOptions {
   ReplyStart start = ReplyStart::kContent;  // as EncodedPrompt says
-  std::vector<std::string> stop;  // end the reply, in answer text only; empty ones are ignored
+  std::vector<std::string> stop = {};  // end the reply, in answer text only; empty: ignored
   bool parse_tools = true;        // false: tool markup is text
   bool json_output = false;       // the answer is JSON: text and code fence around it become blanks
 };

@@ -41,7 +41,7 @@ std::string describe(const JsonValue* value) {
         shown = shown.substr(0, 40);
         while ((uint8_t(value->text[shown.size()]) & 0xC0) == 0x80) shown.remove_suffix(1);
       }
-      std::string out;
+      std::string out = "string ";
       append_json_string(shown, out);
       return shown.size() < value->text.size() ? out + "..." : out;
     }
@@ -372,11 +372,11 @@ Status read_tool_choice(const Node& node, ChatRequest& request) {
   if (!node.given()) return {};
   if (node.is(Kind::kObject)) {
     RETURN_IF_ERROR(read_type(node));
-    const Node name_node = node.at("function").at("name");
-    ASSIGN_OR_RETURN(const std::string name, read_string(name_node));
+    ASSIGN_OR_RETURN(const Namespace space, read_namespace(node));
+    ASSIGN_OR_RETURN(const std::string name, read_full_name(node, space.name));
     const bool is_known = std::any_of(request.tools.begin(), request.tools.end(),
                                       [&](const Tool& tool) { return tool.name == name; });
-    if (!is_known) return refuse(name_node, "the name of one of the tools");
+    if (!is_known) return refuse(node.at("function").at("name"), "the name of one of the tools");
     request.tool_choice = ToolChoice::kRequired;
     request.chosen_tool = name;
     return {};
@@ -388,7 +388,7 @@ Status read_tool_choice(const Node& node, ChatRequest& request) {
     if (request.tools.empty()) return refuse_reason(node, "\"required\" needs tools");
     request.tool_choice = ToolChoice::kRequired;
   } else if (name != "auto") {
-    return refuse(node, "none, auto, required or {\"type\": \"function\", \"function\": {\"name\"}}");
+    return refuse(node, R"(none, auto, required or {"type": "function", "function": {"name"}})");
   }
   return {};
 }
