@@ -25,9 +25,12 @@ using OpenProgress = std::function<void(int64_t num_shards_done, int64_t num_sha
 // Invariant: holds exactly the tensors of tensor_list(config), each with the listed dtype and
 // shape. Values are not looked at; pages are read from disk when they are first used.
 //
-// The format lets tensors start at any byte. Bytes (fp8, fp4, scales) are read where they lie;
-// a bf16 or f32 tensor that is not aligned to its elements is copied once, at open. The released
-// files need no copy.
+// The format lets a tensor start at any byte. Codes and scales are bytes and read where they lie;
+// a bf16 or f32 tensor that is not aligned to its elements is copied once, at open. With the
+// released sizes, which are all multiples of 4, a file whose data start at such a multiple needs
+// no copy.
+//
+// Views stay valid when the object is moved.
 class Checkpoint : public WeightSource {
  public:
   // Reads `folder`/config.json and the shards: those named by model.safetensors.index.json, or

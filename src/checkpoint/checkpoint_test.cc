@@ -365,6 +365,49 @@ TEST(Checkpoint, RefusesATruncatedShardBeforeReadingAnyTensor) {
   EXPECT_THAT(open_message(folder), HasSubstr("found 0 bytes, expected at least 8"));
 }
 
+// The files are all holes behind their headers: half a terabyte that occupies a few megabytes.
+TEST(Checkpoint, OpensACheckpointOfTheReleasedSize) {
+  const std::string config_text =
+      read_file(MILLRACE_SOURCE_DIR "/tests/golden/config-v4.1-flash.json").value();
+  const std::vector<TensorSpec> specs = tensor_list(parse_model_config(config_text).value());
+  TempFolder folder;
+  ASSERT_TRUE(write_file(folder / "config.json", config_text).ok());
+  json::object weight_map;
+  constexpr size_t kShards = 48;
+  for (size_t shard = 0; shard < kShards; ++shard) {
+    const std::string name = format("model-", shard, ".safetensors");
+    std::vector<TensorData> tensors;
+    uint64_t data_bytes = 0;
+    for (size_t i = specs.size() * shard / kShards; i < specs.size() * (shard + 1) / kShards; ++i) {
+      const TensorSpec& spec = specs[i];
+      // Only the length of the bytes is used.
+      tensors.push_back({spec.name,
+                         spec.dtype,
+                         spec.shape,
+                         {static_cast<const uint8_t*>(nullptr), size_t(spec.bytes())}});
+      data_bytes += uint64_t(spec.bytes());
+      weight_map[spec.name] = name;
+    }
+    const std::string header = safetensors_header(tensors);
+    ASSERT_TRUE(write_file(folder / name, header).ok());
+    fs::resize_file(folder / name, header.size() + data_bytes);
+  }
+  const json::object index = {{"metadata", {{"total_size", 510'286'023'000}}},
+                              {"weight_map", std::move(weight_map)}};
+  ASSERT_TRUE(
+      write_file(folder / "model.safetensors.index.json", std::string(json::serialize(index)))
+          .ok());
+
+  Result<Checkpoint> checkpoint = Checkpoint::open(folder.path());
+  ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
+  EXPECT_EQ(checkpoint.value().tensors().size(), 96'085u);
+  EXPECT_EQ(checkpoint.value().copied_bytes(), 0);
+  EXPECT_EQ(checkpoint.value().fp8_table("layers.14.engram.embed").value().rows, 384'016'682);
+  MappedExpertSource source =
+      MappedExpertSource::open(checkpoint.value().config(), checkpoint.value()).value();
+  EXPECT_EQ(source.acquire(42, {}).wait().value().size(), 128u);
+}
+
 TEST(MappedExpertSource, LeasesTheExpertsOfBackboneLayersAndDraftStages) {
   const Checkpoint checkpoint = open_checked(kToy);
   MappedExpertSource source = MappedExpertSource::open(checkpoint.config(), checkpoint).value();
