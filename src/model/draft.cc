@@ -1,0 +1,111 @@
+// DSpark drafting (spec 6.2): the draft stages run once over a block of positions that starts at
+// the anchor, then a Markov head picks the tokens one after the other.
+
+#include <algorithm>
+
+#include "base/format.h"
+#include "kernels/math.h"
+#include "model/block.h"
+#include "model/layers/attention.h"
+#include "model/layers/head.h"
+#include "model/layers/moe.h"
+#include "model/runner.h"
+
+namespace millrace {
+namespace {
+
+// Every query of the block sees all kept target positions and all keys of the block itself.
+Matrix<float> draft_attention(LayerContext& ctx, const AttentionWeights& weights,
+                              Matrix<const float> x, const RopeTable& rope,
+                              const WindowRows& window) {
+  const int64_t block = x.shape[0], width = ctx.config.head_dim;
+  const AttentionInputs in = attention_inputs(ctx, weights, x, rope);
+  const int64_t held = window.rows().shape[0], kept = std::min(held, ctx.config.sliding_window);
+  const Matrix<float> keys = ctx.matrix(kept + block, width);
+  std::copy_n(window.rows().row(held - kept), kept * width, keys.data);
+  std::copy_n(in.kv.data, block * width, keys.row(kept));
+
+  const std::vector<int32_t> begin(size_t(block), 0);
+  const std::vector<int32_t> count(size_t(block), int32_t(kept + block));
+  const std::vector<int64_t> none(size_t(block) + 1, 0);
+  return attend_and_project(ctx, weights, in.q,
+                            {.window = keys,
+                             .compressed = {nullptr, {0, width}},
+                             .window_begin = begin,
+                             .window_count = count,
+                             .selected = {},
+                             .selected_begin = none},
+                            rope);
+}
+
+int32_t argmax(std::span<const float> values) {
+  return int32_t(std::max_element(values.begin(), values.end()) - values.begin());
+}
+
+}  // namespace
+
+Result<Draft> Runner::draft(const SequenceState& state, int32_t anchor) {
+  if (!model_.weights.draft) {
+    return Error{Code::kInvalidArgument, "draft: the checkpoint has no draft stages"};
+  }
+  RETURN_IF_ERROR(check_token_ids(std::span(&anchor, 1)));
+  const ModelConfig& config = model_.config;
+  const DraftWeights& weights = *model_.weights.draft;
+  for (const WindowRows& window : state.draft_window) {
+    if (window.end_position() == state.num_computed_tokens && window.end_position() > 0) continue;
+    return Error{Code::kInvalidArgument,
+                 format("draft: the draft windows end at position ", window.end_position(),
+                        ", expected ", state.num_computed_tokens,
+                        ": every forward call must feed them")};
+  }
+  const Arena::Scope scope(arena_);
+  LayerContext ctx{config, model_.numerics, kernels_, kernel_context_, arena_, nullptr, ""};
+
+  const int64_t block = config.dspark_block_size;
+  std::vector<int32_t> ids(size_t(block), int32_t(config.dspark_noise_token_id));
+  ids[0] = anchor;
+  std::vector<int64_t> positions(static_cast<size_t>(block));
+  for (int64_t i = 0; i < block; ++i) positions[size_t(i)] = state.num_computed_tokens + i;
+  const RopeTable rope = make_rope_table(ctx, positions, model_.window_frequencies);
+  const std::vector<uint8_t> no_image(size_t(block), 0);
+  const Matrix<float> streams = embed(ctx, model_.weights.embed, ids);
+  const Matrix<float> pre_mix = hc_initial_mix(ctx, block);
+  for (size_t s = 0; s < weights.stages.size(); ++s) {
+    RETURN_IF_ERROR(run_block(
+        ctx, weights.stages[s], streams, pre_mix,
+        [&](Matrix<const float> x) -> Result<Matrix<float>> {
+          return draft_attention(ctx, weights.stages[s].attention, x, rope, state.draft_window[s]);
+        },
+        [&](Matrix<const float> x) {
+          return moe(ctx, weights.stages[s].moe, experts_, config.num_hidden_layers + int64_t(s),
+                     config.dspark_num_experts_per_tok, x, no_image);
+        }));
+  }
+  const Matrix<float> x = collapse_streams(ctx, streams, pre_mix);
+  const Matrix<float> logits = ctx.matrix(block, config.vocab_size);
+  head(ctx, x, weights.norm, model_.weights.head, logits);
+
+  Draft draft;
+  int32_t previous = anchor;
+  const int64_t rank = weights.markov_embed.k;
+  const Matrix<float> markov = ctx.matrix(1, config.vocab_size);
+  const Matrix<float> confidence_in = ctx.matrix(1, config.hidden_size + rank);
+  const Matrix<float> embedded(confidence_in.data + config.hidden_size, {1, rank});
+  for (int64_t i = 0; i < block; ++i) {
+    for (int64_t d = 0; d < rank; ++d) {
+      embedded.data[d] = to_float(weights.markov_embed.data[previous * rank + d]);
+    }
+    kernels_.matmul_bf16(kernel_context_, embedded, weights.markov_head, markov, Rounding::kNone);
+    for (int64_t v = 0; v < config.vocab_size; ++v) logits.row(i)[v] += markov.data[v];
+    std::copy_n(x.row(i), config.hidden_size, confidence_in.data);
+    float confidence = 0;
+    kernels_.matmul_bf16(kernel_context_, confidence_in, weights.confidence,
+                         {&confidence, {1, 1}}, Rounding::kNone);
+    previous = argmax({logits.row(i), size_t(config.vocab_size)});
+    draft.tokens.push_back(previous);
+    draft.confidences.push_back(sigmoid_f32(confidence));
+  }
+  return draft;
+}
+
+}  // namespace millrace

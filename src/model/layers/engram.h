@@ -1,0 +1,24 @@
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "model/layers/layer_context.h"
+#include "model/weights.h"
+#include "model_config/engram_constants.h"
+
+namespace millrace {
+
+// Table rows of every token of a call (spec 3.9).
+//   tail        compressed ids of the tokens before the call, newest first
+//   compressed  [T] compressed ids of the call's tokens; kEngramDead where hashing must not look
+Matrix<const int64_t> engram_row_ids(LayerContext& ctx, const EngramTable& table,
+                                     int64_t compressed_pad, std::span<const int32_t> tail,
+                                     std::span<const int32_t> compressed);
+
+// Adds the memory read at each token to its residual streams, in place.
+//   dead  [T] 1 at positions that get nothing
+void engram(LayerContext& ctx, const EngramWeights& weights, Matrix<const int64_t> row_ids,
+            std::span<const uint8_t> dead, Matrix<float> streams);
+
+}  // namespace millrace

@@ -1,0 +1,110 @@
+// The trained checkpoint end to end against the independent reference, in both numerics.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "golden_file.h"
+#include "loaded_model.h"
+
+namespace millrace {
+namespace {
+
+const std::string kFolder = MILLRACE_SOURCE_DIR "/tests/golden";
+const std::vector<std::string> kPrompts{"plain", "story", "chat", "think", "tool", "recall1000"};
+
+const GoldenFile& golden() {
+  static const GoldenFile file(kFolder + "/nano.golden.safetensors");
+  return file;
+}
+
+class Nano : public ::testing::TestWithParam<Numerics> {
+ protected:
+  std::string mode() const { return GetParam() == Numerics::kFp32 ? "fp32" : "reference"; }
+  int64_t vocab() const { return loaded_.model().config.vocab_size; }
+
+  // Logits [T, vocab] of every position; the state continues.
+  std::vector<float> forward(SequenceState& state, const std::vector<int32_t>& ids) {
+    std::vector<float> logits;
+    MR_CHECK(runner_.forward(state, ids, {.logits = LogitsFor::kAll, .feed_draft = true}, logits).ok());
+    return logits;
+  }
+
+  LoadedModel loaded_{MILLRACE_SOURCE_DIR "/models/nano", GetParam()};
+  ThreadPool pool_{2};
+  KernelContext kernel_context_{pool_};
+  Runner runner_{loaded_.model(), loaded_.experts(), *fast_kernels()[0], kernel_context_};
+};
+
+double negative_log_likelihood(const float* logits, int64_t vocab, int32_t token) {
+  const double largest = *std::max_element(logits, logits + vocab);
+  double sum = 0;
+  for (int64_t v = 0; v < vocab; ++v) sum += std::exp(double(logits[v]) - largest);
+  return std::log(sum) + largest - double(logits[token]);
+}
+
+TEST_P(Nano, NegativeLogLikelihoodsAreThoseOfTheIndependentImplementation) {
+  double total_got = 0, total_want = 0, count = 0;
+  for (const std::string& prompt : kPrompts) {
+    const std::vector<int32_t> ids = golden().token_ids(prompt + ".token_ids");
+    const std::vector<float> want = golden().values<float>(prompt + "." + mode() + ".nll");
+    SequenceState state(loaded_.model().config);
+    const std::vector<float> logits = forward(state, ids);
+    double got_sum = 0, want_sum = 0;
+    for (size_t t = 0; t + 1 < ids.size(); ++t) {
+      got_sum += negative_log_likelihood(logits.data() + int64_t(t) * vocab(), vocab(), ids[t + 1]);
+      want_sum += double(want[t]);
+    }
+    EXPECT_NEAR(got_sum / double(want.size()), want_sum / double(want.size()), 0.03) << prompt;
+    total_got += got_sum;
+    total_want += want_sum;
+    count += double(want.size());
+    std::printf("%-10s %-9s mean NLL %.5f, independent %.5f\n", prompt.c_str(), mode().c_str(),
+                got_sum / double(want.size()), want_sum / double(want.size()));
+  }
+  EXPECT_NEAR(total_got / count, total_want / count, 0.01);
+}
+
+TEST_P(Nano, AlongGoldenContinuationsTheArgmaxIsEqualWhereverTheMarginAllowsIt) {
+  for (const std::string& prompt : kPrompts) {
+    std::vector<int32_t> ids = golden().token_ids(prompt + ".token_ids");
+    const std::vector<int32_t> continuation = golden().token_ids(prompt + ".reference.greedy32");
+    const std::vector<float> margins = golden().values<float>(prompt + ".reference.greedy32_margin");
+    const size_t first = ids.size() - 1;
+    ids.insert(ids.end(), continuation.begin(), continuation.end() - 1);
+    SequenceState state(loaded_.model().config);
+    const std::vector<float> logits = forward(state, ids);
+    for (size_t i = 0; i < continuation.size(); ++i) {
+      if (GetParam() == Numerics::kFp32 || margins[i] < 0.1f) continue;
+      const float* row = logits.data() + int64_t(first + i) * vocab();
+      // The end token is left out of the golden continuation.
+      const int32_t end = int32_t(loaded_.model().config.eos_token_id);
+      int32_t best = end == 0 ? 1 : 0;
+      for (int32_t v = 0; v < vocab(); ++v) {
+        if (v != end && row[v] > row[best]) best = v;
+      }
+      EXPECT_EQ(best, continuation[i]) << prompt << " token " << i << ", margin " << margins[i];
+    }
+  }
+}
+
+TEST_P(Nano, DraftsAfterTheFirstGreedyTokenAreTheGoldenOnes) {
+  if (GetParam() == Numerics::kFp32) return;  // the golden drafts are those of `reference`
+  for (const std::string& prompt : kPrompts) {
+    SequenceState state(loaded_.model().config);
+    forward(state, golden().token_ids(prompt + ".token_ids"));
+    const int32_t anchor = golden().token_ids(prompt + ".reference.greedy32")[0];
+    const Result<Draft> draft = runner_.draft(state, anchor);
+    ASSERT_TRUE(draft.has_value());
+    EXPECT_EQ(draft.value().tokens, golden().token_ids(prompt + ".reference.draft_tokens")) << prompt;
+    const std::vector<float> want = golden().values<float>(prompt + ".reference.draft_confidence");
+    for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(draft.value().confidences[i], want[i], 0.05) << prompt;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(EachNumerics, Nano, ::testing::Values(Numerics::kReference, Numerics::kFp32),
+                         [](const auto& info) { return info.param == Numerics::kFp32 ? "Fp32" : "Reference"; });
+
+}  // namespace
+}  // namespace millrace
