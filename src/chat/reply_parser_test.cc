@@ -124,6 +124,8 @@ TEST(ReplyParser, CountsANewlineAfterAFailedMatchAsNewlineBeforeTheTag) {
             "reasoning[a<]\ncontent[b]\nstop 0");
   EXPECT_EQ(events_of({.start = ReplyStart::kReasoning}, {"a\n<</think>b"}),
             "reasoning[a\n<]\ncontent[b]\nstop 0");
+  EXPECT_EQ(events_of({.start = ReplyStart::kReasoning}, {"a\n<\n</think>b"}),
+            "reasoning[a\n<]\ncontent[b]\nstop 0");
 }
 
 TEST(ReplyParser, WritesOneBlankForEachRunOfTextAroundJson) {
