@@ -1,0 +1,14 @@
+#include "request/request.h"
+
+namespace millrace {
+
+std::string_view finish_reason_name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop: return "stop";
+    case FinishReason::kLength: return "length";
+    case FinishReason::kAbort: return "abort";
+  }
+  return "unknown";
+}
+
+}  // namespace millrace

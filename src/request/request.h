@@ -1,0 +1,70 @@
+#pragma once
+
+// What crosses from the text front door to the engine and back: plain data, no behaviour.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "request/sampling_params.h"
+
+namespace millrace {
+
+// Which part of the output stop strings apply to. A chat's stop strings are meant for its answer,
+// not for its reasoning nor for the markup of tool calls.
+struct StopScope {
+  std::optional<int32_t> begin_after_token_id;  // none: from the first token
+  std::optional<int32_t> end_at_token_id;       // none: to the last
+};
+
+struct Request {
+  std::string request_id;  // for messages; need not be unique
+  std::vector<int32_t> prompt_token_ids;
+  SamplingParams sampling;
+  StopScope stop_scope;
+  int32_t choice_idx = 0;  // of several answers to one prompt: each draws its own randomness
+};
+
+// One token's log-probability. Its rank counts from 1 in the order of the sampler: descending, the
+// lower id first on ties.
+struct TokenLogprob {
+  int32_t token_id = 0;
+  int64_t rank = 0;
+  float logprob = 0;
+};
+
+struct TokenLogprobs {
+  TokenLogprob token;             // the one that stands at this position
+  std::vector<TokenLogprob> top;  // the likeliest ones, best first
+};
+
+enum class FinishReason {
+  kStop,    // an end token, a stop token or a stop string
+  kLength,  // max_tokens, or the end of the context
+  kAbort,   // the caller gave up
+};
+
+std::string_view finish_reason_name(FinishReason reason);
+
+// Why kStop: nothing for the model's own end token, otherwise the token or the string.
+using StopReason = std::variant<std::monostate, int32_t, std::string>;
+
+// The bytes of an output are those of its tokens in a row, without those of control tokens where
+// the request skips them.
+//
+// One step of a request. Without a token it only reports how far the prompt has come.
+struct StreamEvent {
+  int64_t num_computed_tokens = 0;  // of the prompt and the output
+  std::optional<int32_t> token_id;
+  // So many bytes of the output are settled: no stop string will take them back. The last event
+  // cuts off an end or stop token, and a matched stop string unless the request includes it.
+  int64_t num_settled_bytes = 0;
+  std::optional<TokenLogprobs> logprobs;      // of the token
+  std::optional<FinishReason> finish_reason;  // on the last event
+  StopReason stop_reason;
+};
+
+}  // namespace millrace

@@ -1,0 +1,49 @@
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <new>
+
+#include "sampler/sampler.h"
+
+// This binary counts its allocations. Not inline: a compiler that sees through `delete` but not
+// through `new` takes them for a mismatched pair.
+namespace {
+int64_t num_allocations = 0;
+}  // namespace
+
+[[gnu::noinline]] void* operator new(size_t size) {
+  ++num_allocations;
+  if (void* p = std::malloc(size)) return p;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
+
+namespace millrace {
+namespace {
+
+TEST(Sampler, AllocatesNothingPerToken) {
+  Request request;
+  request.prompt_token_ids = {0, 7};
+  request.sampling.temperature = 1.5;
+  request.sampling.top_p = 0.95;
+  request.sampling.presence_penalty = 0.5;
+  request.sampling.bad_words_token_ids = {{3, 4}};
+  std::vector<float> logits(4096);
+  for (size_t i = 0; i < logits.size(); ++i) logits[i] = float(i * 7919 % 4096) / 256;
+  Sampler sampler(request, {int64_t(logits.size()), {1}, 5, /*max_tokens=*/200});
+  TokenLogprobs logprobs;
+  logprobs.top.reserve(6);
+  const int64_t before = num_allocations;
+  for (int i = 0; i < 200; ++i) {
+    const int32_t token = sampler.sample(logits).value();
+    compute_logprobs(logits, token, 5, logprobs);
+    sampler.append(token);
+  }
+  EXPECT_EQ(num_allocations, before);
+  std::vector<int> counted(1);
+  EXPECT_EQ(num_allocations, before + 1) << "the counter itself";
+}
+
+}  // namespace
+}  // namespace millrace
