@@ -70,10 +70,10 @@ class Reader {
 
   bool has(std::string_view key) const { return find(key).value != nullptr; }
 
-  void required(std::string_view key, int64_t& out) { read(key, out, true); }
-  void required(std::string_view key, double& out) { read(key, out, true); }
-  void required(std::string_view key, std::vector<int64_t>& out) { read(key, out, true); }
-  void required(std::string_view key, std::string& out) { read(key, out, true); }
+  template <class T>
+  void required(std::string_view key, T& out) {
+    read(key, out, true);
+  }
 
   // Leaves `out` as it is when the key is absent or null.
   template <class T>
