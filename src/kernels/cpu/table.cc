@@ -13,11 +13,25 @@ HWY_BEFORE_NAMESPACE();
 namespace millrace::HWY_NAMESPACE {
 
 // Each replaces the operations of one source file by the versions for this target.
+void add_products(KernelTable& table);
+void add_products_fp4(KernelTable& table);
+void add_quantize(KernelTable& table);
+void add_norm(KernelTable& table);
+void add_attention(KernelTable& table);
+void add_engram(KernelTable& table);
+void add_moe(KernelTable& table);
 
 const KernelTable& kernels() {
   static const KernelTable kTable = [] {
     KernelTable table = ref_kernels();  // what is not replaced stays: it is scalar everywhere
     table.name = hwy::TargetName(HWY_TARGET);
+    add_products(table);
+    add_products_fp4(table);
+    add_quantize(table);
+    add_norm(table);
+    add_attention(table);
+    add_engram(table);
+    add_moe(table);
     return table;
   }();
   return kTable;

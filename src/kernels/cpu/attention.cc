@@ -1,0 +1,388 @@
+#include "kernels/cpu/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/attention.cc"
+#include "hwy/foreach_target.h"  // must come before highway.h
+#include "kernels/cpu/lanes-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace millrace::HWY_NAMESPACE {
+namespace {
+
+// Queries [begin, end) of `q` [heads, size] transposed: out[d * width + h]. Heads up to the width
+// are zero.
+HWY_INLINE void transpose_heads(const float* q, int64_t head_stride, int64_t size, int64_t heads,
+                                int64_t width, float* out) {
+  for (int64_t d = 0; d < size; ++d) {
+    for (int64_t h = 0; h < heads; ++h) out[d * width + h] = q[h * head_stride + d];
+    for (int64_t h = heads; h < width; ++h) out[d * width + h] = 0;
+  }
+}
+
+// ---- Attention. One item is a token and a tile of heads: lanes are heads for the scores and the
+// softmax, dims for the values. Every key row is read once per tile and pass.
+
+constexpr int64_t kHeadVectors = 2;  // of a tile
+
+struct HeadTile {
+  const float* const* rows;  // [keys] the key rows, in logical order
+  int64_t keys, size, heads;
+  int64_t width;       // heads, rounded up to whole vectors
+  const float* query;  // [size, width]
+  float* scores;       // [keys, width] scores, then exp(score - largest)
+};
+
+// scores[j] of keys [key, key + kKeys).
+template <int kVectors, int kKeys>
+HWY_INLINE void score_keys(const HeadTile& tile, int64_t key, float scale, bool swapped) {
+  const FloatTag tag;
+  const float* row[kKeys];
+  FloatVector acc[kKeys][kVectors];
+  for (int j = 0; j < kKeys; ++j) {
+    row[j] = tile.rows[key + j];
+    for (int v = 0; v < kVectors; ++v) acc[j][v] = hn::Zero(tag);
+  }
+  constexpr int64_t kWidth = kVectors * kLanes;
+  for (int64_t n = 0; n < tile.size; ++n) {
+    const int64_t d = nth(n, tile.size, swapped);
+    FloatVector query[kVectors];
+    for (int v = 0; v < kVectors; ++v) query[v] = hn::Load(tag, tile.query + d * kWidth + v * kLanes);
+    for (int j = 0; j < kKeys; ++j) {
+      const FloatVector value = hn::Set(tag, row[j][d]);
+      for (int v = 0; v < kVectors; ++v) acc[j][v] = fused_multiply_add(query[v], value, acc[j][v]);
+    }
+  }
+  for (int j = 0; j < kKeys; ++j) {
+    for (int v = 0; v < kVectors; ++v) {
+      const FloatVector score = hn::Mul(acc[j][v], hn::Set(tag, scale));
+      hn::Store(score, tag, tile.scores + (key + j) * kWidth + v * kLanes);
+    }
+  }
+}
+
+// Scores to exponentials in place; returns the denominators of a vector of heads.
+HWY_INLINE FloatVector softmax(const HeadTile& tile, int64_t first_head, FloatVector sink,
+                               bool swapped) {
+  const FloatTag tag;
+  float* scores = tile.scores + first_head;
+  FloatVector largest = hn::Set(tag, -1e30f);
+  for (int64_t j = 0; j < tile.keys; ++j) {
+    largest = hn::Max(largest, hn::Load(tag, scores + j * tile.width));
+  }
+  HWY_ALIGN float sums[16 * kLanes] = {};  // the 16 virtual lanes, each a vector of heads
+  for (int64_t n = 0; n < tile.keys; ++n) {
+    // Swapped: the second and third of virtual lane 0.
+    const int64_t j = n % 16 == 0 ? 16 * nth(n / 16, (tile.keys + 15) / 16, swapped) : n;
+    const FloatVector e = exp_lanes(hn::Sub(hn::Load(tag, scores + j * tile.width), largest));
+    hn::Store(e, tag, scores + j * tile.width);
+    float* sum = sums + j % 16 * kLanes;
+    hn::Store(hn::Add(hn::Load(tag, sum), e), tag, sum);
+  }
+  for (int half = 8; half >= 1; half /= 2) {
+    for (int l = 0; l < half; ++l) {
+      float* sum = sums + l * kLanes;
+      hn::Store(hn::Add(hn::Load(tag, sum), hn::Load(tag, sum + half * kLanes)), tag, sum);
+    }
+  }
+  return hn::Add(hn::Load(tag, sums), exp_lanes(hn::Sub(sink, largest)));
+}
+
+// out[h][d ...] += the keys [begin, end), for kHeads heads from `head` and kVectors vectors of
+// dims from d; the sums start from zero at key 0 and are finished at the last one.
+template <int kHeads, int kVectors, class Access>
+HWY_INLINE void add_values(const HeadTile& tile, int64_t begin, int64_t end, int64_t head,
+                           int64_t d, const float* denominators, const Access& access,
+                           TensorView<float, 2> out, Rounding rounding, bool swapped) {
+  const FloatTag tag;
+  FloatVector acc[kHeads][kVectors];
+  for (int h = 0; h < kHeads; ++h) {
+    for (int v = 0; v < kVectors; ++v) {
+      acc[h][v] = begin == 0 ? hn::Zero(tag) : access.load(out.row(head + h) + d + v * kLanes);
+    }
+  }
+  for (int64_t n = begin; n < end; ++n) {
+    const int64_t j = nth(n, end, swapped);
+    const float* row = tile.rows[j] + d;
+    const float* weights = tile.scores + j * tile.width + head;
+    FloatVector value[kVectors];
+    for (int v = 0; v < kVectors; ++v) value[v] = access.load(row + v * kLanes);
+    for (int h = 0; h < kHeads; ++h) {
+      const FloatVector weight = hn::Set(tag, weights[h]);
+      for (int v = 0; v < kVectors; ++v) acc[h][v] = fused_multiply_add(weight, value[v], acc[h][v]);
+    }
+  }
+  const bool is_last = end == tile.keys;
+  for (int h = 0; h < kHeads; ++h) {
+    const FloatVector denominator = hn::Set(tag, denominators[head + h]);
+    for (int v = 0; v < kVectors; ++v) {
+      const FloatVector y =
+          is_last ? rounded(hn::Div(acc[h][v], denominator), rounding) : acc[h][v];
+      access.store(y, out.row(head + h) + d + v * kLanes);
+    }
+  }
+}
+
+template <int kHeads>
+HWY_INLINE void add_value_rows(const HeadTile& tile, int64_t begin, int64_t end, int64_t head,
+                               const float* denominators, TensorView<float, 2> out,
+                               Rounding rounding, bool swapped) {
+  constexpr int kVectors = 3;
+  int64_t d = 0;
+  for (; d + kVectors * kLanes <= tile.size; d += kVectors * kLanes) {
+    add_values<kHeads, kVectors>(tile, begin, end, head, d, denominators, Whole(), out, rounding,
+                                 swapped);
+  }
+  for (; d + kLanes <= tile.size; d += kLanes) {
+    add_values<kHeads, 1>(tile, begin, end, head, d, denominators, Whole(), out, rounding, swapped);
+  }
+  if (d < tile.size) {
+    add_values<kHeads, 1>(tile, begin, end, head, d, denominators, part_of(tile.size - d), out,
+                          rounding, swapped);
+  }
+}
+
+template <int kVectors>
+HWY_INLINE void attend(const HeadTile& tile, const float* sink, float scale,
+                       TensorView<float, 2> out, Rounding rounding) {
+  constexpr int kKeys = 6;
+  const bool swapped_scores = mutated("attention/scores");
+  const bool swapped_softmax = mutated("attention/softmax");
+  const bool swapped_values = mutated("attention/values");
+  int64_t key = 0;
+  for (; key + kKeys <= tile.keys; key += kKeys) {
+    score_keys<kVectors, kKeys>(tile, key, scale, swapped_scores);
+  }
+  for (; key < tile.keys; ++key) score_keys<kVectors, 1>(tile, key, scale, swapped_scores);
+
+  HWY_ALIGN float denominators[kVectors * kLanes];
+  for (int v = 0; v < kVectors; ++v) {
+    const int64_t first = v * kLanes;
+    const FloatVector sinks = part_of(tile.heads - first).load(sink + first);
+    hn::Store(softmax(tile, first, sinks, swapped_softmax), FloatTag(), denominators + first);
+  }
+
+  // Blocks of keys that stay in the cache while every head and dim takes them in. Without a key
+  // there is one empty block, whose sums are zero.
+  constexpr int64_t kKeyBlock = 64;
+  int64_t begin = 0;
+  do {
+    const int64_t end = begin + kKeyBlock < tile.keys ? begin + kKeyBlock : tile.keys;
+    int64_t head = 0;
+    for (; head + 4 <= tile.heads; head += 4) {
+      add_value_rows<4>(tile, begin, end, head, denominators, out, rounding, swapped_values);
+    }
+    for (; head < tile.heads; ++head) {
+      add_value_rows<1>(tile, begin, end, head, denominators, out, rounding, swapped_values);
+    }
+    begin = end;
+  } while (begin < tile.keys);
+}
+
+void attention(KernelContext& ctx, TensorView<const float, 3> q, const AttentionKeys& keys,
+               std::span<const float> sink, float scale, TensorView<float, 3> out,
+               Rounding rounding) {
+  const int64_t tokens = q.shape[0], heads = q.shape[1], size = q.shape[2];
+  Dims("attention").bind('T', tokens).bind('H', heads).bind('D', size)
+      .bind('T', out.shape[0]).bind('H', out.shape[1]).bind('D', out.shape[2])
+      .bind('H', int64_t(sink.size())).bind('D', keys.window.shape[1])
+      .bind('T', int64_t(keys.window_begin.size())).bind('T', int64_t(keys.window_count.size()))
+      .bind('S', tokens + 1).bind('S', int64_t(keys.selected_begin.size()));
+  int64_t most_keys = 0;
+  for (size_t t = 0; t < size_t(tokens); ++t) {
+    const int64_t count = keys.window_count[t] + keys.selected_begin[t + 1] - keys.selected_begin[t];
+    most_keys = count > most_keys ? count : most_keys;
+  }
+  constexpr int64_t kTile = kHeadVectors * kLanes;
+  const int64_t tiles = (heads + kTile - 1) / kTile;
+  // Scratch of a thread: the transposed queries and the scores of a tile, and the key rows.
+  const int64_t floats = (size + most_keys) * kTile;
+  const size_t bytes = size_t(floats) * sizeof(float) + size_t(most_keys) * sizeof(const float*);
+  each_item(ctx, tokens * tiles, (most_keys + 1) * size, [&](int64_t item, int thread_idx) HWY_ATTR {
+    const size_t t = size_t(item / tiles);
+    const int64_t first_head = item % tiles * kTile;
+    float* query = static_cast<float*>(ctx.scratch(thread_idx, bytes));
+    float* scores = query + size * kTile;
+    const float** rows = reinterpret_cast<const float**>(query + floats);
+
+    int64_t count = 0;
+    for (int32_t j = 0; j < keys.window_count[t]; ++j) {
+      rows[count++] = keys.window.row(keys.window_begin[t] + j);
+    }
+    for (int64_t s = keys.selected_begin[t]; s < keys.selected_begin[t + 1]; ++s) {
+      rows[count++] = keys.compressed.row(keys.selected[size_t(s)]);
+    }
+    const int64_t tile_heads = heads - first_head < kTile ? heads - first_head : kTile;
+    const int64_t width = tile_heads <= kLanes ? kLanes : kTile;
+    transpose_heads(q.row(t, first_head), q.stride[1], size, tile_heads, width, query);
+    const HeadTile tile{rows, count, size, tile_heads, width, query, scores};
+    const TensorView<float, 2> tile_out(out.row(t, first_head), {tile_heads, size},
+                                        {out.stride[1], 1});
+    const float* tile_sink = sink.data() + first_head;
+    if (width == kLanes) {
+      attend<1>(tile, tile_sink, scale, tile_out, rounding);
+    } else {
+      attend<kHeadVectors>(tile, tile_sink, scale, tile_out, rounding);
+    }
+  });
+}
+
+void compress_pairs(KernelContext& ctx, Matrix<const float> a, Matrix<const float> b,
+                    Matrix<float> out, Rounding rounding) {
+  Dims("compress_pairs").bind('T', a.shape[0]).bind('D', a.shape[1]).bind('T', b.shape[0])
+      .bind('D', b.shape[1]).bind('T', 2 * out.shape[0]).bind('D', out.shape[1]);
+  const bool mutant = mutated("compress_pairs");
+  each_piece(ctx, out.shape[0], out.shape[1], 16,
+             [&](int64_t j, int64_t begin, int64_t end) HWY_ATTR {
+    each_vector(begin, end, [&](auto access, int64_t d) HWY_ATTR {
+      const FloatVector a0 = access.load(a.row(2 * j) + d), a1 = access.load(a.row(2 * j + 1) + d);
+      const FloatVector b0 = access.load(b.row(2 * j) + d), b1 = access.load(b.row(2 * j + 1) + d);
+      const FloatVector largest = hn::Max(b0, b1);
+      const FloatVector e0 = exp_lanes(hn::Sub(b0, largest)), e1 = exp_lanes(hn::Sub(b1, largest));
+      const FloatVector sum = hn::Add(e0, e1);
+      const FloatVector w0 = hn::Div(e0, sum), w1 = hn::Div(e1, sum);
+      const FloatVector y = mutant ? fused_multiply_add(a0, w0, hn::Mul(a1, w1))
+                                   : fused_multiply_add(a1, w1, hn::Mul(a0, w0));
+      access.store(rounded(y, rounding), out.row(j) + d);
+    });
+  });
+}
+
+// ---- Index scores. Lanes are heads for the dot products; then one chain over the heads per key,
+// several keys side by side.
+
+// dots[j * width + h] of kKeys keys from `keys`, for kVectors vectors of heads from `head`.
+template <int kVectors, int kKeys>
+HWY_INLINE void index_dots(const float* query, int64_t width, int64_t head, int64_t size,
+                           const float* keys, int64_t key_stride, bool swapped, float* dots) {
+  const FloatTag tag;
+  FloatVector dot[kKeys][kVectors];
+  for (auto& row : dot) {
+    for (FloatVector& v : row) v = hn::Zero(tag);
+  }
+  for (int64_t block = 0; block < size; block += kQuantBlock) {
+    FloatVector acc[kKeys][kVectors];
+    for (auto& row : acc) {
+      for (FloatVector& v : row) v = hn::Zero(tag);
+    }
+    for (int64_t n = 0; n < kQuantBlock; ++n) {
+      const int64_t d = block + nth(n, kQuantBlock, swapped);
+      FloatVector q[kVectors];
+      for (int v = 0; v < kVectors; ++v) q[v] = hn::Load(tag, query + d * width + head + v * kLanes);
+      for (int j = 0; j < kKeys; ++j) {
+        const FloatVector key = hn::Set(tag, keys[j * key_stride + d]);
+        for (int v = 0; v < kVectors; ++v) acc[j][v] = fused_multiply_add(q[v], key, acc[j][v]);
+      }
+    }
+    for (int j = 0; j < kKeys; ++j) {
+      for (int v = 0; v < kVectors; ++v) dot[j][v] = hn::Add(dot[j][v], acc[j][v]);
+    }
+  }
+  for (int j = 0; j < kKeys; ++j) {
+    for (int v = 0; v < kVectors; ++v) {
+      hn::Store(dot[j][v], tag, dots + j * width + head + v * kLanes);
+    }
+  }
+}
+
+template <int kKeys>
+HWY_INLINE void index_dots_all_heads(const float* query, int64_t width, int64_t size,
+                                     const float* keys, int64_t key_stride, bool swapped,
+                                     float* dots) {
+  constexpr int kVectors = 4;
+  int64_t head = 0;
+  for (; head + kVectors * kLanes <= width; head += kVectors * kLanes) {
+    index_dots<kVectors, kKeys>(query, width, head, size, keys, key_stride, swapped, dots);
+  }
+  for (; head < width; head += kLanes) {
+    index_dots<1, kKeys>(query, width, head, size, keys, key_stride, swapped, dots);
+  }
+}
+
+// scores[0 .. kLanes) = chain over h of fma(weights[h], max(dots[j][h], 0), .), lanes = keys.
+HWY_INLINE FloatVector index_chain(const float* dots, int64_t width, const float* weights,
+                                   int64_t heads, bool swapped) {
+  const FloatTag tag;
+  FloatVector score = hn::Zero(tag);
+  for (int64_t n = 0; n < heads; ++n) {
+    const int64_t h = nth(n, heads, swapped);
+    HWY_ALIGN float column[kLanes];
+    for (int64_t j = 0; j < kLanes; ++j) column[j] = dots[j * width + h];
+    const FloatVector dot = hn::Load(tag, column);
+    const FloatVector positive = hn::IfThenZeroElse(hn::Lt(dot, hn::Zero(tag)), dot);
+    score = fused_multiply_add(hn::Set(tag, weights[h]), positive, score);
+  }
+  return score;
+}
+
+void index_scores(KernelContext& ctx, TensorView<const float, 3> q, Matrix<const float> weights,
+                  Matrix<const float> keys, std::span<const int64_t> num_visible,
+                  Matrix<float> scores) {
+  const int64_t tokens = q.shape[0], heads = q.shape[1], size = q.shape[2];
+  Dims("index_scores").bind('T', tokens).bind('H', heads).bind('D', size)
+      .bind('T', weights.shape[0]).bind('H', weights.shape[1]).bind('D', keys.shape[1])
+      .bind('T', int64_t(num_visible.size())).bind('T', scores.shape[0]);
+  MR_CHECK_OP(size % kQuantBlock, ==, 0);
+  int64_t most_visible = 0;
+  for (int64_t visible : num_visible) {
+    MR_CHECK_OP(visible, <=, scores.shape[1]);
+    most_visible = visible > most_visible ? visible : most_visible;
+  }
+  const bool swapped_dots = mutated("index_scores/dots");
+  const bool swapped_heads = mutated("index_scores/heads");
+  // An item is a block of keys and a token: the block stays in the cache for all tokens. One
+  // token alone is split finer; its queries are transposed once per thread.
+  const int64_t key_block = tokens == 1 ? 64 : 256;
+  const int64_t key_blocks = (most_visible + key_block - 1) / key_block;
+  const int64_t width = (heads + kLanes - 1) / kLanes * kLanes;
+  constexpr int kKeys = 3;
+  constexpr int64_t kTile = kKeys * kLanes;  // keys between two chains over the heads
+  const int64_t cost = (key_block < most_visible ? key_block : most_visible) * heads * size / 4;
+  const int64_t count = key_blocks * tokens;
+  if (count == 0) return;
+  const int64_t grain = count * cost < kWorthSplitting ? count : 1;
+  ctx.pool().parallel_for(count, grain, [&](int64_t begin, int64_t end, int thread_idx) HWY_ATTR {
+    float* query = ctx.scratch<float>(thread_idx, (size + kTile) * width);
+    float* dots = query + size * width;
+    int64_t transposed = -1;  // the token whose queries are in `query`
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t t = item % tokens, first = item / tokens * key_block;
+      const int64_t visible = num_visible[size_t(t)];
+      const int64_t last = first + key_block < visible ? first + key_block : visible;
+      if (first >= last) continue;
+      if (transposed != t) {
+        transpose_heads(q.row(t, 0), q.stride[1], size, heads, width, query);
+        transposed = t;
+      }
+      for (int64_t tile = first; tile < last; tile += kTile) {
+        const int64_t tile_keys = tile + kTile < last ? kTile : last - tile;
+        int64_t j = 0;
+        for (; j + kKeys <= tile_keys; j += kKeys) {
+          index_dots_all_heads<kKeys>(query, width, size, keys.row(tile + j), keys.stride[0],
+                                      swapped_dots, dots + j * width);
+        }
+        for (; j < tile_keys; ++j) {
+          index_dots_all_heads<1>(query, width, size, keys.row(tile + j), keys.stride[0],
+                                  swapped_dots, dots + j * width);
+        }
+        // Lanes beyond the last key read what a former tile left in `dots`, and are not stored.
+        for (; j < kTile; ++j) dots[j * width] = 0;
+        each_vector(0, tile_keys, [&](auto access, int64_t i) HWY_ATTR {
+          const FloatVector score =
+              index_chain(dots + i * width, width, weights.row(t), heads, swapped_heads);
+          access.store(score, scores.row(t) + tile + i);
+        });
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void add_attention(KernelTable& table) {
+  table.attention = attention;
+  table.compress_pairs = compress_pairs;
+  table.index_scores = index_scores;
+}
+
+}  // namespace millrace::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

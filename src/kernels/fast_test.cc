@@ -1,0 +1,575 @@
+// Every operation but the matrix products, on every instruction set that this machine runs and on
+// 1, 2 and 4 threads, equals the reference bit for bit: at awkward sizes, at the model's real
+// sizes, on values spread over 12 binades and on zeros, denormals, huge values, infinities, NaN.
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels/kernels.h"
+#include "sys/fp_environment.h"
+
+namespace millrace {
+namespace {
+
+using Floats = std::vector<float>;
+
+enum class Data {
+  kBinades,  // 24-bit mantissas over 12 binades, both signs
+  kBf16,     // the same, rounded to bf16: ties are common when such values are rounded again
+  kFinite,   // some of them zero, denormal, tiny, huge
+  kWild,     // and a few infinite or NaN
+};
+constexpr Data kAllData[] = {Data::kBinades, Data::kBf16, Data::kFinite, Data::kWild};
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15ull) {}
+
+  uint64_t bits() {
+    uint64_t z = state_ += 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+  }
+  int64_t below(int64_t limit) { return int64_t(bits() % uint64_t(limit)); }
+
+  float number(Data data) {
+    const float sign = below(2) == 0 ? 1.0f : -1.0f;
+    const float mantissa = 1.0f + float(below(1 << 23)) * 0x1p-23f;
+    const float x = sign * std::ldexp(mantissa, int(below(12)) - 8);
+    if (data == Data::kBf16) return round_to_bf16(x);
+    if (data == Data::kBinades || below(8) != 0) return x;
+    const float finite[] = {0.0f,  sign * 0.0f,  sign * 0x1p-149f,  sign * 0x1.8p-130f,
+                            sign * 0x1.4p-126f,  sign * 0x1p-70f,   sign * 0x1.cp60f,
+                            sign * 0x1.fffffep127f};
+    if (data == Data::kFinite || below(40) != 0) return finite[below(std::size(finite))];
+    return below(2) == 0 ? sign * INFINITY : NAN;
+  }
+  Floats numbers(int64_t count, Data data) {
+    Floats v(static_cast<size_t>(count));
+    for (float& x : v) x = number(data);
+    return v;
+  }
+  std::vector<bf16> bf16_numbers(int64_t count) {
+    std::vector<bf16> v(static_cast<size_t>(count));
+    for (bf16& x : v) x = to_bf16(number(Data::kBf16));
+    return v;
+  }
+  std::vector<uint8_t> bytes(int64_t count, int64_t low = 0, int64_t high = 255) {
+    std::vector<uint8_t> v(static_cast<size_t>(count));
+    for (uint8_t& x : v) x = uint8_t(low + below(high - low + 1));
+    return v;
+  }
+
+ private:
+  uint64_t state_;
+};
+
+// NaN equals NaN whatever its bits; everything else by bits.
+testing::AssertionResult same_bits(const Floats& got, const Floats& want) {
+  for (size_t i = 0; i < want.size(); ++i) {
+    if (std::isnan(got[i]) && std::isnan(want[i])) continue;
+    if (std::bit_cast<uint32_t>(got[i]) == std::bit_cast<uint32_t>(want[i])) continue;
+    char text[128];
+    std::snprintf(text, sizeof text, "element %zu of %zu is %a, the reference says %a", i,
+                  want.size(), double(got[i]), double(want[i]));
+    return testing::AssertionFailure() << text;
+  }
+  return testing::AssertionSuccess();
+}
+
+class EveryTarget : public testing::TestWithParam<const KernelTable*> {
+ protected:
+  // Runs `op(table, context)`, which returns all outputs, by the reference and by the target.
+  template <class Op>
+  void compare(const std::string& what, const Op& op) {
+    const Floats want = op(ref_kernels(), ref_);
+    for (KernelContext* context : {&one_, &two_, &four_}) {
+      ASSERT_TRUE(same_bits(op(*GetParam(), *context), want))
+          << what << ", " << context->pool().num_threads() << " threads";
+    }
+  }
+
+  ThreadPool pool_1_{1}, pool_2_{2}, pool_4_{4};
+  KernelContext ref_{pool_1_}, one_{pool_1_}, two_{pool_2_}, four_{pool_4_};
+};
+
+INSTANTIATE_TEST_SUITE_P(, EveryTarget,
+                         testing::ValuesIn(fast_kernels().begin(), fast_kernels().end()),
+                         [](const auto& info) { return std::string(info.param->name); });
+
+template <class... Parts>
+std::string text(const Parts&... parts) {
+  std::string all;
+  ((all += std::to_string(int64_t(parts)) + ' '), ...);
+  return all;
+}
+
+Matrix<float> view(Floats& v, int64_t rows) {
+  return {v.data(), {rows, rows == 0 ? 0 : int64_t(v.size()) / rows}};
+}
+Matrix<const float> view(const Floats& v, int64_t rows) {
+  return {v.data(), {rows, rows == 0 ? 0 : int64_t(v.size()) / rows}};
+}
+
+void append(Floats& all, const Floats& more) { all.insert(all.end(), more.begin(), more.end()); }
+
+constexpr Rounding kRoundings[] = {Rounding::kNone, Rounding::kBf16};
+
+// ---- Quantisation.
+
+TEST_P(EveryTarget, QuantizeFp8EqualsTheReference) {
+  for (Data data : kAllData) {
+    for (auto [tokens, size] : {std::pair{0, 32}, {1, 32}, {3, 160}, {2, 2304}, {7, 5120}}) {
+      const Floats x = Random(uint64_t(size)).numbers(tokens * size, data);
+      compare(text(tokens, size, data), [&](const KernelTable& table, KernelContext& ctx) {
+        std::vector<uint8_t> codes(x.size()), scales(x.size() / 32);
+        table.quantize_fp8(ctx, view(x, tokens),
+                           {{codes.data(), {tokens, tokens ? size : 0}},
+                            {scales.data(), {tokens, tokens ? size / 32 : 0}}});
+        Floats all(codes.begin(), codes.end());
+        append(all, Floats(scales.begin(), scales.end()));
+        return all;
+      });
+    }
+  }
+}
+
+// `quantize` in place on every kind of data, and on values close to the limits of the scales.
+#define EXPECT_SAME_FAKE_QUANTIZATION(quantize)                                             \
+  for (Data data : kAllData) {                                                              \
+    for (auto [tokens, size] : {std::pair{0, 32}, {1, 32}, {3, 160}, {640, 512}}) {         \
+      const Floats x = Random(uint64_t(size)).numbers(tokens * size, data);                 \
+      compare(text(tokens, size, data), [&](const KernelTable& table, KernelContext& ctx) { \
+        Floats y = x;                                                                       \
+        table.quantize(ctx, view(y, tokens));                                               \
+        return y;                                                                           \
+      });                                                                                   \
+    }                                                                                       \
+  }                                                                                         \
+  for (int exponent = -149; exponent <= 127; ++exponent) {                                  \
+    Random random(7);                                                                       \
+    Floats x(64);                                                                           \
+    for (float& v : x) v = std::ldexp(random.number(Data::kBinades) / 16.0f, exponent);     \
+    compare(text(exponent), [&](const KernelTable& table, KernelContext& ctx) {             \
+      Floats y = x;                                                                         \
+      table.quantize(ctx, view(y, 2));                                                      \
+      return y;                                                                             \
+    });                                                                                     \
+  }
+
+TEST_P(EveryTarget, FakeQuantizeFp8EqualsTheReference) {
+  EXPECT_SAME_FAKE_QUANTIZATION(fake_quantize_fp8);
+}
+TEST_P(EveryTarget, FakeQuantizeNvfp4EqualsTheReference) {
+  EXPECT_SAME_FAKE_QUANTIZATION(fake_quantize_nvfp4);
+}
+TEST_P(EveryTarget, FakeQuantizeMxfp4EqualsTheReference) {
+  EXPECT_SAME_FAKE_QUANTIZATION(fake_quantize_mxfp4);
+}
+
+// ---- Norms and rotation.
+
+TEST_P(EveryTarget, RmsNormEqualsTheReference) {
+  for (Data data : kAllData) {
+    for (int64_t size : {1, 7, 16, 33, 100, 512, 1280, 5120}) {
+      for (int64_t tokens : {1, 5}) {
+        Random random{uint64_t(size)};
+        const Floats x = random.numbers(tokens * size, data);
+        const std::vector<bf16> weight = random.bf16_numbers(size);
+        for (Rounding rounding : kRoundings) {
+          compare(text(tokens, size, data, rounding), [&](const KernelTable& table, KernelContext& ctx) {
+            Floats out(x.size()), in_place = x;
+            table.rms_norm(ctx, view(x, tokens), weight, 1e-6f, view(out, tokens), rounding);
+            table.rms_norm(ctx, view(in_place, tokens), weight, 1e-6f, view(in_place, tokens), rounding);
+            append(out, in_place);
+            return out;
+          });
+        }
+      }
+    }
+  }
+}
+
+TEST_P(EveryTarget, RopeEqualsTheReference) {
+  struct Case {
+    int64_t tokens, heads, size, pairs;
+  };
+  for (Data data : kAllData) {
+    for (const Case& c : {Case{1, 1, 2, 1}, {1, 3, 30, 13}, {3, 5, 96, 16}, {2, 64, 512, 32}}) {
+      Random random(3);
+      const Floats x = random.numbers(c.tokens * c.heads * c.size, data);
+      const Floats cos = random.numbers(c.tokens * c.pairs, data);
+      const Floats sin = random.numbers(c.tokens * c.pairs, data);
+      for (Rounding rounding : kRoundings) {
+        for (bool inverse : {false, true}) {
+          compare(text(c.heads, data, rounding, inverse), [&](const KernelTable& table, KernelContext& ctx) {
+            Floats y = x;
+            table.rope(ctx, {y.data(), {c.tokens, c.heads, c.size}}, view(cos, c.tokens),
+                       view(sin, c.tokens), inverse, rounding);
+            return y;
+          });
+        }
+      }
+    }
+  }
+}
+
+// ---- Hyper-connections.
+
+struct StreamCase {
+  int64_t tokens, num_streams, size;
+  Data data;
+  std::string name() const { return text(tokens, num_streams, size, data); }
+};
+
+std::vector<StreamCase> stream_cases() {
+  std::vector<StreamCase> cases;
+  for (Data data : kAllData) {
+    for (int64_t m : {1, 2, 3, 4, 6}) {
+      for (int64_t size : {1, 13, 328}) {
+        for (int64_t tokens : {1, 5}) cases.push_back({tokens, m, size, data});
+      }
+    }
+    for (int64_t tokens : {1, 2, 35}) cases.push_back({tokens, 4, 5120, data});
+  }
+  cases.push_back({0, 4, 64, Data::kBinades});
+  return cases;
+}
+
+TEST_P(EveryTarget, HcMixesEqualsTheReference) {
+  for (const StreamCase& c : stream_cases()) {
+    const int64_t m = c.num_streams, rows = (2 + m) * m;
+    Random random(5);
+    const Floats streams = random.numbers(c.tokens * m * c.size, c.data);
+    const Floats fn = random.numbers(rows * m * c.size, Data::kBinades);
+    const Floats scale = random.numbers(3, Data::kBinades), base = random.numbers(rows, Data::kBinades);
+    compare(c.name(), [&](const KernelTable& table, KernelContext& ctx) {
+      Floats pre(size_t(c.tokens * m)), post(pre.size()), comb(size_t(c.tokens * m * m));
+      table.hc_mixes(ctx, {streams.data(), {c.tokens, m * c.size}},
+                     {{fn.data(), rows, m * c.size}, scale, base}, {1e-6f, 1e-6f, 20},
+                     {pre.data(), {c.tokens, m}}, {post.data(), {c.tokens, m}},
+                     {comb.data(), {c.tokens, m * m}});
+      append(pre, post);
+      append(pre, comb);
+      return pre;
+    });
+  }
+}
+
+TEST_P(EveryTarget, HcCollapseEqualsTheReference) {
+  for (const StreamCase& c : stream_cases()) {
+    Random random(6);
+    const Floats streams = random.numbers(c.tokens * c.num_streams * c.size, c.data);
+    const Floats mix = random.numbers(c.tokens * c.num_streams, Data::kBinades);
+    for (Rounding rounding : kRoundings) {
+      compare(c.name(), [&](const KernelTable& table, KernelContext& ctx) {
+        Floats y(size_t(c.tokens * c.size));
+        table.hc_collapse(ctx, {streams.data(), {c.tokens, c.num_streams * c.size}},
+                          {mix.data(), {c.tokens, c.num_streams}}, {y.data(), {c.tokens, c.size}},
+                          rounding);
+        return y;
+      });
+    }
+  }
+}
+
+TEST_P(EveryTarget, HcExpandEqualsTheReference) {
+  for (const StreamCase& c : stream_cases()) {
+    const int64_t m = c.num_streams;
+    Random random(7);
+    const Floats streams = random.numbers(c.tokens * m * c.size, c.data);
+    const Floats y = random.numbers(c.tokens * c.size, c.data);
+    const Floats post = random.numbers(c.tokens * m, Data::kBinades);
+    const Floats comb = random.numbers(c.tokens * m * m, Data::kBinades);
+    for (Rounding rounding : kRoundings) {
+      compare(c.name(), [&](const KernelTable& table, KernelContext& ctx) {
+        Floats updated = streams;
+        table.hc_expand(ctx, {y.data(), {c.tokens, c.size}}, {post.data(), {c.tokens, m}},
+                        {comb.data(), {c.tokens, m * m}},
+                        {updated.data(), {c.tokens, m * c.size}}, rounding);
+        return updated;
+      });
+    }
+  }
+}
+
+TEST_P(EveryTarget, HcMeanEqualsTheReference) {
+  for (const StreamCase& c : stream_cases()) {
+    const Floats streams = Random(8).numbers(c.tokens * c.num_streams * c.size, c.data);
+    for (Rounding rounding : kRoundings) {
+      compare(c.name(), [&](const KernelTable& table, KernelContext& ctx) {
+        Floats mean(size_t(c.tokens * c.size));
+        table.hc_mean(ctx, {streams.data(), {c.tokens, c.num_streams * c.size}},
+                      int(c.num_streams), {mean.data(), {c.tokens, c.size}}, rounding);
+        return mean;
+      });
+    }
+  }
+}
+
+// ---- Attention.
+
+struct AttentionCase {
+  int64_t heads, size;
+  std::vector<int32_t> window_count, num_selected;  // per token
+  std::string name(Data data) const {
+    return text(heads, size, window_count.size(), window_count[0], num_selected[0], data);
+  }
+};
+
+// `scale` keeps exponentials in range; a larger one drives them to 0 and beyond.
+template <class Compare>
+void attention_case(const AttentionCase& c, Data data, float scale, const Compare& compare) {
+  const int64_t tokens = int64_t(c.window_count.size()), kWindow = 200, kCompressed = 1500;
+  Random random(uint64_t(c.heads * c.size));
+  const Floats q = random.numbers(tokens * c.heads * c.size, data);
+  const Floats window = random.numbers(kWindow * c.size, data);
+  const Floats compressed = random.numbers(kCompressed * c.size, data);
+  const Floats sink = random.numbers(c.heads, Data::kBinades);
+  std::vector<int32_t> window_begin, selected;
+  std::vector<int64_t> selected_begin{0};
+  for (size_t t = 0; t < size_t(tokens); ++t) {
+    window_begin.push_back(int32_t(random.below(kWindow - c.window_count[t] + 1)));
+    int32_t row = int32_t(random.below(kCompressed - 2 * c.num_selected[t]));
+    for (int32_t s = 0; s < c.num_selected[t]; ++s) selected.push_back(row += 1 + int32_t(random.below(2)));
+    selected_begin.push_back(int64_t(selected.size()));
+  }
+  for (Rounding rounding : kRoundings) {
+    compare(c.name(data), [&](const KernelTable& table, KernelContext& ctx) {
+      Floats out(q.size());
+      table.attention(ctx, {q.data(), {tokens, c.heads, c.size}},
+                      {view(window, kWindow), view(compressed, kCompressed), window_begin,
+                       c.window_count, selected, selected_begin},
+                      sink, scale, {out.data(), {tokens, c.heads, c.size}}, rounding);
+      return out;
+    });
+  }
+}
+
+TEST_P(EveryTarget, AttentionEqualsTheReference) {
+  const std::vector<AttentionCase> cases{
+      {1, 1, {0}, {0}},
+      {1, 3, {1}, {0}},
+      {3, 20, {0, 1, 6}, {7, 0, 0}},
+      {5, 96, {1, 17, 130}, {0, 6, 71}},
+      {8, 64, {64}, {64}},
+      {17, 40, {20, 21}, {3, 50}},
+      {40, 33, {128, 5, 1, 99}, {2, 0, 100, 65}},
+  };
+  for (Data data : kAllData) {
+    for (const AttentionCase& c : cases) {
+      for (float scale : {0.001f, 0.3f}) {
+        attention_case(c, data, scale, [&](auto... arguments) { compare(arguments...); });
+      }
+    }
+  }
+}
+
+TEST_P(EveryTarget, AttentionEqualsTheReferenceAtTheModelsSize) {
+  attention_case({64, 512, {128}, {512}}, Data::kBinades, 0.001f,
+                 [&](auto... arguments) { compare(arguments...); });
+}
+
+TEST_P(EveryTarget, CompressPairsEqualsTheReference) {
+  for (Data data : kAllData) {
+    for (auto [pairs, size] : {std::pair{0, 8}, {1, 1}, {1, 13}, {3, 96}, {33, 512}}) {
+      Random random(9);
+      const Floats a = random.numbers(2 * pairs * size, data);
+      const Floats b = random.numbers(2 * pairs * size, data);
+      for (Rounding rounding : kRoundings) {
+        compare(text(pairs, size, data), [&](const KernelTable& table, KernelContext& ctx) {
+          Floats out(size_t(pairs * size));
+          table.compress_pairs(ctx, {a.data(), {2 * pairs, size}}, {b.data(), {2 * pairs, size}},
+                               {out.data(), {pairs, size}}, rounding);
+          return out;
+        });
+      }
+    }
+  }
+}
+
+template <class Compare>
+void index_case(int64_t heads, int64_t size, const std::vector<int64_t>& num_visible, Data data,
+                const Compare& compare) {
+  const int64_t tokens = int64_t(num_visible.size());
+  const int64_t num_keys = *std::max_element(num_visible.begin(), num_visible.end()) + 3;
+  Random random(uint64_t(heads + size));
+  const Floats q = random.numbers(tokens * heads * size, data);
+  const Floats weights = random.numbers(tokens * heads, data);
+  const Floats keys = random.numbers(num_keys * size, data);
+  compare(text(tokens, heads, size, num_keys, data), [&](const KernelTable& table, KernelContext& ctx) {
+    Floats scores(size_t(tokens * num_keys), 7.0f);  // the rest of a row must stay
+    table.index_scores(ctx, {q.data(), {tokens, heads, size}}, view(weights, tokens),
+                       view(keys, num_keys), num_visible, view(scores, tokens));
+    return scores;
+  });
+}
+
+TEST_P(EveryTarget, IndexScoresEqualsTheReference) {
+  const auto check = [&](auto... arguments) { compare(arguments...); };
+  for (Data data : kAllData) {
+    index_case(1, 32, {0}, data, check);
+    index_case(1, 32, {1}, data, check);
+    index_case(4, 32, {0, 17, 40}, data, check);
+    index_case(5, 96, {301, 1, 23, 299}, data, check);
+    index_case(33, 64, {25, 24, 97}, data, check);
+  }
+}
+
+TEST_P(EveryTarget, IndexScoresEqualsTheReferenceAtTheModelsSize) {
+  index_case(32, 128, {5000}, Data::kBinades, [&](auto... arguments) { compare(arguments...); });
+}
+
+// ---- Engram.
+
+TEST_P(EveryTarget, GatherFp8EqualsTheReference) {
+  for (auto [tokens, columns, width] : {std::array{0, 1, 32}, {1, 1, 32}, {3, 5, 64}, {40, 16, 320}}) {
+    constexpr int64_t kRows = 100;
+    Random random(10);
+    const std::vector<uint8_t> codes = random.bytes(kRows * width);
+    const std::vector<uint8_t> scales = random.bytes(kRows * width / 32, 0, 254);
+    std::vector<int64_t> row_ids(size_t(tokens * columns));
+    for (int64_t& id : row_ids) id = random.below(kRows);
+    compare(text(tokens, columns, width), [&, tokens = tokens, columns = columns, width = width](
+                                              const KernelTable& table, KernelContext& ctx) {
+      Floats out(size_t(tokens * columns * width));
+      table.gather_fp8(ctx, {codes.data(), scales.data(), kRows, width},
+                       {row_ids.data(), {tokens, columns}}, {out.data(), {tokens, columns * width}});
+      return out;
+    });
+  }
+}
+
+TEST_P(EveryTarget, EngramUpdateEqualsTheReference) {
+  for (const StreamCase& c : stream_cases()) {
+    const int64_t m = c.num_streams;
+    Random random(11);
+    const Floats key_value = random.numbers(c.tokens * (m + 1) * c.size, c.data);
+    const Floats streams = random.numbers(c.tokens * m * c.size, c.data);
+    const std::vector<bf16> q = random.bf16_numbers(m * c.size), k = random.bf16_numbers(m * c.size);
+    std::vector<uint8_t> dead(size_t(c.tokens));
+    for (size_t t = 0; t < dead.size(); ++t) dead[t] = t % 3 == 1;
+    for (Rounding rounding : kRoundings) {
+      compare(c.name(), [&](const KernelTable& table, KernelContext& ctx) {
+        Floats updated = streams;
+        table.engram_update(ctx, {key_value.data(), {c.tokens, (m + 1) * c.size}}, q, k, 1e-6f,
+                            dead, {updated.data(), {c.tokens, m * c.size}}, rounding);
+        return updated;
+      });
+    }
+  }
+}
+
+// ---- Mixture of experts.
+
+TEST_P(EveryTarget, SwigluEqualsTheReference) {
+  for (Data data : kAllData) {
+    for (auto [tokens, size] : {std::pair{0, 8}, {1, 1}, {3, 13}, {2, 2304}, {40, 64}}) {
+      Random random(12);
+      Floats gate = random.numbers(tokens * size, data), up = random.numbers(tokens * size, data);
+      for (size_t i = 0; i < gate.size(); i += 3) gate[i] *= 8, up[i] *= 8;  // beyond the limit
+      const Floats weight = random.numbers(tokens, Data::kBinades);
+      for (Rounding rounding : kRoundings) {
+        compare(text(tokens, size, data), [&](const KernelTable& table, KernelContext& ctx) {
+          Floats z(gate.size());
+          table.swiglu(ctx, {gate.data(), {tokens, size}}, {up.data(), {tokens, size}}, weight,
+                       10.0f, {z.data(), {tokens, size}}, rounding);
+          return z;
+        });
+      }
+    }
+  }
+}
+
+// Silu meets every float exponent through swiglu: a sweep of its exponential.
+TEST_P(EveryTarget, SwigluExponentialEqualsTheReference) {
+  Floats gate;
+  for (uint64_t bits = 0; bits <= 0xffffffff; bits += 65521) gate.push_back(std::bit_cast<float>(uint32_t(bits)));
+  for (float x = -110; x < 110; x += 0.0078125f) gate.push_back(x);
+  const Floats up(gate.size(), 1.0f), weight(1, 1.0f);
+  compare("", [&](const KernelTable& table, KernelContext& ctx) {
+    Floats z(gate.size());
+    table.swiglu(ctx, view(gate, 1), view(up, 1), weight, 200.0f, view(z, 1), Rounding::kNone);
+    return z;
+  });
+}
+
+TEST_P(EveryTarget, CombineExpertsEqualsTheReference) {
+  for (Data data : kAllData) {
+    for (auto [tokens, slots, size] : {std::array{0, 4, 8}, {1, 1, 1}, {3, 2, 13}, {2, 6, 5120}, {40, 6, 128}}) {
+      Random random(13);
+      const Floats expert_out = random.numbers(tokens * slots * size, data);
+      const Floats shared = random.numbers(tokens * size, data);
+      for (Rounding rounding : kRoundings) {
+        compare(text(tokens, slots, size, data), [&, tokens = tokens, slots = slots, size = size](
+                                                     const KernelTable& table, KernelContext& ctx) {
+          Floats out(shared.size());
+          table.combine_experts(ctx, {expert_out.data(), {tokens, slots, size}},
+                                {shared.data(), {tokens, size}}, {out.data(), {tokens, size}}, rounding);
+          return out;
+        });
+      }
+    }
+  }
+}
+
+// ---- The table as a whole.
+
+TEST_P(EveryTarget, HasTheReferencesDigestOnAnyNumberOfThreads) {
+  const uint64_t want = numerics_digest(ref_kernels(), ref_);
+  for (KernelContext* context : {&one_, &two_, &four_}) {
+    EXPECT_EQ(numerics_digest(*GetParam(), *context), want) << context->pool().num_threads();
+  }
+}
+
+TEST(KernelTables, AreFoundByNameInAnyCase) {
+  ASSERT_FALSE(fast_kernels().empty());
+  EXPECT_EQ(find_kernels(""), fast_kernels().front());
+  EXPECT_EQ(find_kernels("ref"), &ref_kernels());
+  EXPECT_EQ(find_kernels("Ref"), &ref_kernels());
+  EXPECT_EQ(find_kernels("avx"), nullptr);
+  for (const KernelTable* table : fast_kernels()) {
+    std::string lower(table->name);
+    for (char& c : lower) c = char(std::tolower(c));
+    EXPECT_EQ(find_kernels(lower), table);
+    EXPECT_EQ(find_kernels(table->name), table);
+  }
+}
+
+#if defined(__x86_64__)
+// A host process may have set flush-to-zero and denormals-are-zero. Pool threads set their own
+// state; the caller must hold a ScopedFpEnvironment, as every entry into the model does.
+TEST_P(EveryTarget, SurvivesACallerThatFlushesDenormals) {
+  constexpr unsigned kFlushToZero = 0x8000, kDenormalsAreZero = 0x40;
+  Random random(14);
+  const Floats a = random.numbers(64 * 512, Data::kFinite), b(64 * 512, 0x1p-20f);
+  const auto collapse = [&](const KernelTable& table, KernelContext& ctx) {
+    Floats y(64 * 256);
+    table.hc_collapse(ctx, view(a, 64), {b.data(), {64, 2}}, view(y, 64), Rounding::kNone);
+    return y;
+  };
+  const Floats want = collapse(ref_kernels(), ref_);
+  const unsigned saved = __builtin_ia32_stmxcsr();
+  __builtin_ia32_ldmxcsr(saved | kFlushToZero | kDenormalsAreZero);
+  const Floats flushed = collapse(*GetParam(), one_);
+  Floats guarded;
+  uint64_t digest;
+  {
+    ScopedFpEnvironment environment;
+    guarded = collapse(*GetParam(), two_);
+    digest = numerics_digest(*GetParam(), two_);
+  }
+  __builtin_ia32_ldmxcsr(saved);
+  EXPECT_FALSE(same_bits(flushed, want)) << "the data does not show the difference";
+  EXPECT_TRUE(same_bits(guarded, want));
+  EXPECT_EQ(digest, numerics_digest(ref_kernels(), ref_));
+}
+#endif
+
+}  // namespace
+}  // namespace millrace
