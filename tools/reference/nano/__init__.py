@@ -1,0 +1,1 @@
+"""nano: its corpus, tokenizer, training, export and measurement."""

@@ -1,0 +1,551 @@
+#!/usr/bin/python3
+"""Trains nano on two CPU cores: the backbone first, then the draft stages on the frozen backbone.
+
+Two processes share weights, gradients and optimiser state; each takes half of every batch and
+updates half of the tensors. The schedule is a function of the fraction of MINUTES used: short dense
+sequences, then longer ones, then real top-k selection with fake quantisation. `main --resume`
+restarts the schedule at --start from the given weights.
+"""
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from nano import operations
+from nano.model import CONFIG, Engram, Nano, new_parameters
+from nano.tokenizer import VOCAB_SIZE, Tokenizer
+from v41 import tokens
+
+CORPUS = """bible wordnet story recall_s recall_m recall_l recall_x copy arith chat tools json
+    recall_q""".split()
+CATEGORIES = [*CORPUS, "repeat"]  # `repeat` is made while training
+NATURAL = ("bible", "wordnet", "story")  # may be cut at the end of a sequence
+# Loss weight of the answers' tokens.
+ANSWER_WEIGHT = dict(
+    recall_s=8.0,
+    recall_m=6.0,
+    recall_l=8.0,
+    recall_x=8.0,
+    recall_q=6.0,
+    copy=2.0,
+    json=4.0,
+    tools=4.0,
+    arith=1.5,
+)
+# Share of tokens by sequence length: long documents need long sequences, and copying from the
+# context is learned first.
+MIX = {
+    256: dict(
+        bible=0.12, wordnet=0.06, recall_s=0.08, recall_q=0.14, copy=0.14, json=0.04, repeat=0.42
+    ),
+    512: dict(
+        bible=0.18,
+        wordnet=0.08,
+        story=0.02,
+        recall_s=0.12,
+        recall_m=0.05,
+        recall_q=0.30,
+        copy=0.02,
+        arith=0.02,
+        chat=0.04,
+        tools=0.08,
+        json=0.03,
+        repeat=0.12,
+    ),
+    1024: dict(
+        bible=0.20,
+        wordnet=0.09,
+        story=0.03,
+        recall_s=0.05,
+        recall_m=0.08,
+        recall_l=0.16,
+        recall_q=0.16,
+        copy=0.02,
+        arith=0.02,
+        chat=0.05,
+        tools=0.09,
+        json=0.05,
+        repeat=0.08,
+    ),
+    2048: dict(
+        bible=0.20,
+        wordnet=0.09,
+        story=0.03,
+        recall_s=0.04,
+        recall_m=0.06,
+        recall_l=0.12,
+        recall_x=0.16,
+        recall_q=0.12,
+        copy=0.02,
+        arith=0.02,
+        chat=0.05,
+        tools=0.09,
+        json=0.05,
+        repeat=0.04,
+    ),
+}
+MUON = (
+    "wq_a.weight",
+    "wq_b.weight",
+    "wkv.weight",
+    "wo_a.weight",
+    "wo_b.weight",
+    "wgate.weight",
+    "indexer.wk.weight",
+    "experts.w13",
+    "experts.w2",
+    "main_proj.weight",
+)
+ADAMW_RATE = {  # relative to --rate, by the end of the name; others 0.35
+    "engram.embed.weight": 1.5,
+    "markov_head.embed.weight": 1.0,
+    "markov_head.head.weight": 1.0,
+    "embed.weight": 1.0,
+    "head.weight": 0.5,
+    "_fn": 0.15,
+}
+ASSISTANT = VOCAB_SIZE - 3
+MARKERS = [ASSISTANT, VOCAB_SIZE - 2, VOCAB_SIZE - 1, 0, 1]  # User, System, begin, end
+FIRST_TEXT_TOKEN, END_OF_TEXT_TOKENS = 3, 4076
+TOKENS_PER_STEP = 1024  # of one process; at least one sequence
+REPEAT_LENGTH = 130  # mean tokens of a `repeat` document
+SAVE_SECONDS = 150
+
+
+def load_documents(corpus, tokenizer):
+    """{category: [token ids]} of the training part, kept in the corpus folder for the next run."""
+    cache = corpus / "tokens.train.pt"
+    documents = torch.load(cache) if cache.exists() else {}
+    for category in CORPUS:
+        if not documents.get(category):
+            texts = (json.loads(line)["text"] for line in open(corpus / f"{category}.train.jsonl"))
+            documents[category] = [np.array(tokenizer.encode(t), np.int16) for t in texts]
+            if not documents[category]:
+                raise SystemExit(f"{category} has no training document: use a larger --scale")
+    torch.save(documents, cache)
+    return documents
+
+
+class Stream:
+    """Packs whole documents into sequences; only natural text is ever cut."""
+
+    def __init__(self, documents, seed):
+        self.documents, self.rng, self.waiting = documents, np.random.default_rng(seed), {}
+
+    def repeated(self):
+        """Only copying predicts these: a random segment said again, or key-value pairs asked again
+        in another order."""
+        r = self.rng
+
+        def random_tokens(count):
+            return r.integers(FIRST_TEXT_TOKEN, END_OF_TEXT_TOKENS, count)
+
+        if r.random() < 0.4:
+            pool = random_tokens(400)
+        else:
+            pool = np.concatenate([self.next("bible")[1:-1], self.next("json")[-40:-1]])
+        if r.random() < 0.35:
+            length, times = int(r.integers(16, 150)), int(r.integers(2, 4))
+            parts = [r.permutation(pool)[:length]] * times
+        else:
+            count = int(r.integers(4, 40))
+            separator = [[], random_tokens(1), random_tokens(2)][r.integers(0, 3)]
+            keys = r.permutation(np.unique(pool))[:count]
+            values = r.choice(pool, len(keys))
+            end = [] if r.random() < 0.5 else random_tokens(1)
+            pairs = [np.concatenate([[k], separator, [v], end]) for k, v in zip(keys, values)]
+            parts = [pairs[i] for _ in range(3) for i in r.permutation(len(pairs))]
+        return np.concatenate([[0], *parts, [1]]).astype(np.int16)
+
+    def next(self, category):
+        if category == "repeat":
+            return self.repeated()
+        if not self.waiting.get(category):
+            order = self.rng.permutation(len(self.documents[category]))
+            self.waiting[category] = order.tolist()
+        return self.documents[category][self.waiting[category].pop()]
+
+    def probabilities(self, length):
+        """(categories, chance of each to be the next document)"""
+        mix = MIX[length]
+
+        def mean_length(category):
+            if category == "repeat":
+                return REPEAT_LENGTH
+            return np.mean([len(d) for d in self.documents[category][:200]])
+
+        chance = np.array([share / mean_length(category) for category, share in mix.items()])
+        return list(mix), chance / chance.sum()
+
+    def next_fitting(self, categories, chance, room):
+        """(category, document of at most `room` tokens); Bible text when nothing else fits."""
+        for _ in range(6):
+            category = categories[self.rng.choice(len(categories), p=chance)]
+            document = self.next(category)
+            if len(document) <= room or category in NATURAL:
+                return category, document[:room]
+        return "bible", self.next("bible")[:room]
+
+    def batch(self, batch, length):
+        """(ids [B, S + 1], category numbers [B, S + 1], loss weights [B, S])"""
+        categories, chance = self.probabilities(length)
+        ids = np.zeros((batch, length + 1), np.int64)
+        labels = np.zeros((batch, length + 1), np.int8)
+        for row in range(batch):
+            used = 0
+            while used < length + 1:
+                category, document = self.next_fitting(categories, chance, length + 1 - used)
+                part = slice(used, used + len(document))
+                ids[row, part], labels[row, part] = document, CATEGORIES.index(category)
+                used += len(document)
+        x = ids[:, :-1]
+        last_marker = np.where(np.isin(x, MARKERS), np.arange(length)[None], 0)
+        last_marker = np.maximum.accumulate(last_marker, 1)
+        in_answer = np.take_along_axis(x, last_marker, 1) == ASSISTANT
+        answer_weight = np.array([ANSWER_WEIGHT.get(c, 1.0) for c in CATEGORIES], np.float32)
+        weights = np.where(in_answer, answer_weight[labels[:, 1:]], 1.0).astype(np.float32)
+        weights[x == 1] = 0  # nothing can be predicted after a document's end
+        return torch.from_numpy(ids), torch.from_numpy(labels), torch.from_numpy(weights)
+
+
+@dataclass
+class Phase:
+    lengths: list  # of sequences, in turn
+    select_rows: bool
+    quantise: bool
+    index_loss_every: int  # steps
+
+
+def main_phase(progress):
+    if progress < 0.30:
+        return Phase([256, 256, 512], select_rows=False, quantise=False, index_loss_every=8)
+    if progress < 0.70:
+        return Phase([512, 512, 512, 1024], select_rows=False, quantise=False, index_loss_every=3)
+    if progress < 0.80:
+        return Phase([512, 1024], select_rows=False, quantise=True, index_loss_every=1)
+    return Phase([512, 1024, 1024, 2048], select_rows=True, quantise=True, index_loss_every=1)
+
+
+DRAFT_PHASE = Phase([512], select_rows=True, quantise=True, index_loss_every=0)
+
+
+def main_rate(progress, step, resumed):
+    warm_up = min(1, (step + 1) / (10 if resumed else 60))
+    return warm_up * (1.0 if progress < 0.45 else max(0.03, 1 - (progress - 0.45) / 0.55 * 0.97))
+
+
+def draft_rate(progress, step):
+    return min(1, (step + 1) / 50) * max(0.03, 1 - progress)
+
+
+def matrix_shape(name, weight):
+    """(count, rows, columns) of the matrices that Muon treats one by one."""
+    rows, columns = weight.shape[-2:]
+    count = weight.numel() // (rows * columns)
+    parts = 1
+    if name.endswith("w13"):
+        parts = 2  # w1 and w3
+    elif name.endswith("engram.wkv.weight"):
+        parts = 5  # four keys and the value
+    return count * parts, rows // parts, columns
+
+
+def relative_rate(name):
+    return next((rate for end, rate in ADAMW_RATE.items() if name.endswith(end)), 0.35)
+
+
+def is_trained(name, mode):
+    return name.startswith("mtp.") == (mode == "draft") and not name.endswith("gate.bias")
+
+
+class Shared:
+    """What both processes see: parameters, each one's gradients, optimiser state, expert counts,
+    the fraction of the time used."""
+
+    def __init__(self, parameters, optimiser, mode):
+        def shared(tensor):
+            return tensor.share_memory_()
+
+        self.names = [name for name in parameters if is_trained(name, mode)]
+        if not optimiser or not all(name in optimiser for name in self.names):
+            optimiser = {
+                name: [
+                    torch.zeros_like(parameters[name])
+                    for _ in range(1 if name.endswith(MUON) else 2)
+                ]
+                for name in self.names
+            }
+        self.parameters = {name: shared(value) for name, value in parameters.items()}
+        self.optimiser = {name: [shared(m) for m in ms] for name, ms in optimiser.items()}
+        self.gradients = [
+            {name: shared(torch.zeros_like(parameters[name])) for name in self.names}
+            for _ in range(2)
+        ]
+        self.expert_counts = [
+            {
+                name.removesuffix("gate.bias"): shared(torch.zeros(value.numel(), dtype=torch.long))
+                for name, value in parameters.items()
+                if name.endswith("gate.bias")
+            }
+            for _ in range(2)
+        ]
+        self.progress = shared(torch.zeros(()))
+        self.barrier = multiprocessing.get_context("fork").Barrier(2)
+
+    def total_counts(self, prefix):
+        return (self.expert_counts[0][prefix] + self.expert_counts[1][prefix]).float()
+
+    def half_of(self, rank):
+        """The names that one process updates: Muon costs about three times as much per element."""
+
+        def cost(name):
+            return self.parameters[name].numel() * (3 if name.endswith(MUON) else 1)
+
+        load, mine = [0, 0], []
+        for name in sorted(self.names, key=cost, reverse=True):
+            to = 0 if load[0] <= load[1] else 1
+            load[to] += cost(name)
+            if to == rank:
+                mine.append(name)
+        return mine
+
+
+class Worker:
+    def __init__(self, rank, options, config, shared, engram, documents, past):
+        torch.set_num_threads(1)
+        seed = int(time.time())  # the length of a run is in minutes: no two runs are the same
+        torch.manual_seed(rank + seed)
+        self.rank, self.options, self.config, self.shared = rank, options, config, shared
+        self.model = Nano(config, shared.parameters, engram)
+        self.stream = Stream(documents, 1000 * rank + seed % 1000)
+        self.mine = shared.half_of(rank)
+        self.step, self.tokens, self.past = 0, past["tokens"], past["step"]
+        self.averages = {}
+        for name in shared.names:
+            shared.parameters[name].requires_grad_(True)
+            shared.parameters[name].grad = shared.gradients[rank][name]
+
+    @property
+    def is_draft(self):
+        return self.options.mode == "draft"
+
+    def run(self):
+        start = saved = time.time()
+        wait = self.shared.barrier.wait
+        while True:
+            wait()  # both have updated their half
+            if self.rank == 0:
+                used = min(1.0, (time.time() - start) / (self.options.minutes * 60))
+                progress = self.options.start + (1 - self.options.start) * used
+                self.shared.progress.fill_(progress)
+                if progress >= 1 or time.time() - saved > SAVE_SECONDS:
+                    saved = time.time()
+                    self.save(progress)
+            wait()
+            progress = self.shared.progress.item()
+            if progress >= 1:
+                break
+            loss = self.forward_backward(progress)
+            wait()  # both gradients are complete
+            self.update(progress)
+            self.step += 1
+            if self.rank == 0 and (self.step % 20 == 0 or self.step <= 3):
+                self.report(progress, loss, time.time() - start)
+
+    def forward_backward(self, progress):
+        phase = DRAFT_PHASE if self.is_draft else main_phase(progress)
+        length = phase.lengths[self.step % len(phase.lengths)]
+        batch = max(1, TOKENS_PER_STEP // length)
+        self.model.select_rows = phase.select_rows
+        self.model.quantise = self.model.quantise_weights = phase.quantise
+        ids, labels, weights = self.stream.batch(batch, length)
+        x, target = ids[:, :-1].contiguous(), ids[:, 1:].flatten()
+        for gradient in self.shared.gradients[self.rank].values():
+            gradient.zero_()
+        if self.is_draft:
+            loss = draft_loss(self.model, x, self.averages)
+            loss.backward()
+        else:
+            every = phase.index_loss_every
+            want_index_loss = self.step % every == 0 or length == 2048
+            nll, weights = torch.empty(batch * length), weights.flatten()
+            final = self.model.forward(x, want_index_loss)
+            head, weight = self.shared.parameters["head.weight"], 0.5 * weights / weights.sum()
+            loss = operations.HeadCrossEntropy.apply(final, head, target, weight, nll)
+            (loss + 0.5 * self.model.index_loss).backward()
+            self.average_by_category(labels[:, 1:].flatten(), weights, nll)
+        for prefix, counts in self.model.expert_counts.items():
+            self.shared.expert_counts[self.rank][prefix][:] = counts
+        self.tokens += 2 * batch * length
+        return 2 * loss.item()
+
+    def average_by_category(self, labels, weights, nll):
+        """Of the exercises only the answers' tokens count."""
+        least = weights[weights > 0].min()
+        for number, category in enumerate(CATEGORIES):
+            chosen = labels == number
+            if category in ANSWER_WEIGHT:
+                chosen &= weights > least * 1.2
+            if chosen.any():
+                mean = nll[chosen].mean().item()
+                self.averages[category] = 0.9 * self.averages.get(category, mean) + 0.1 * mean
+
+    def update(self, progress):
+        shared = self.shared
+        if self.is_draft:
+            scale = draft_rate(progress, self.step)
+        else:
+            scale = main_rate(progress, self.step, self.options.resume)
+        rate = self.options.rate * scale
+        with torch.no_grad():
+            for name in self.mine:
+                weight, moments = shared.parameters[name], shared.optimiser[name]
+                gradients = [shared.gradients[rank][name] for rank in range(2)]
+                if name.endswith(MUON):
+                    shape = matrix_shape(name, weight)
+                    operations.muon_step(weight, gradients, moments[0], shape, rate)
+                else:
+                    step = self.past + self.step + 1
+                    own_rate = rate * relative_rate(name)
+                    operations.adamw_step(weight, gradients, moments, step, own_rate)
+        if self.rank == 0:
+            self.balance_experts(max(scale, 0.1))
+
+    def balance_experts(self, scale):
+        """Without an auxiliary loss: the bias pushes only clearly uneven experts."""
+        for prefix in self.model.expert_counts:
+            if prefix.startswith("mtp.") == self.is_draft:
+                load = self.shared.total_counts(prefix)
+                load /= load.mean()
+                push = (load < 0.6).float() - (load > 1.5).float()
+                self.shared.parameters[prefix + "gate.bias"] += 0.004 * scale * push
+
+    def report(self, progress, loss, seconds):
+        loads = [self.shared.total_counts(prefix) for prefix in self.model.expert_counts]
+        skew = max((load.max() / load.mean()).item() for load in loads)
+        averages = " ".join(f"{name} {value:.2f}" for name, value in self.averages.items())
+        print(
+            f"progress {progress:.3f} step {self.step} {self.tokens / 1e6:.2f}M tokens"
+            f" {seconds / self.step:.2f} s/step loss {loss:.3f}"
+            f" index loss {self.model.index_loss.item():.3f} skew {skew:.2f} | {averages}",
+            flush=True,
+        )
+
+    def save(self, progress):
+        path = self.options.checkpoint
+        content = dict(
+            parameters={n: v.detach().clone() for n, v in self.shared.parameters.items()},
+            optimiser={n: [m.clone() for m in ms] for n, ms in self.shared.optimiser.items()},
+            config=CONFIG,  # --window is for training only
+            tokens=self.tokens,
+            progress=progress,
+            step=self.past + self.step,
+        )
+        partial = path.with_name(path.name + ".partial")
+        torch.save(content, partial)
+        partial.replace(path)
+
+
+def draft_loss(model, x, averages):
+    """Distils the frozen backbone: cross entropy to its argmax, KL and total variation between the
+    distributions; the confidence learns one minus the total variation."""
+    p, config = model.parameters, model.config
+    size = config["dspark_block_size"]
+    batch, length = x.shape
+    num_anchors = 64
+    with torch.no_grad():
+        final = model.forward(x).view(batch, length, -1)
+    anchors = torch.randperm(length - size - 1)[:num_anchors] + 1
+    h = model.draft(x, anchors)  # [B, A, K, D]
+    # Slot j predicts the token after its position and is judged by the target there.
+    positions = anchors[:, None] + torch.arange(size)
+    last = f"mtp.{config['num_nextn_predict_layers'] - 1}."
+    with torch.no_grad():
+        target_logits = F.linear(final[:, positions], p["head.weight"])  # [B, A, K, V]
+        best = target_logits.argmax(-1)
+        previous = x[:, positions]
+        # A slot matters only while the text follows the target.
+        follows = torch.ones(batch, num_anchors, size)
+        follows[:, :, 1:] = 0.3 + 0.7 * (previous[:, :, 1:] == best[:, :, :-1]).float()
+        weight = follows.cumprod(-1) * torch.exp(-torch.arange(size) / 4.0)
+        weight = weight / weight.sum()
+    embedded = F.embedding(previous, p[last + "markov_head.embed.weight"])
+    logits = F.linear(model.norm(h, last + "norm.weight"), p["head.weight"])
+    logits = logits + F.linear(embedded, p[last + "markov_head.head.weight"])
+    distance, hit = (torch.empty(batch, num_anchors, size) for _ in range(2))
+    loss = operations.DraftHead.apply(logits, target_logits, weight, distance, hit, (0.5, 0.5, 0.5))
+    confidence = torch.cat([h, embedded], -1) @ p[last + "confidence_head.proj.weight"][0]
+    confidence_loss = F.binary_cross_entropy_with_logits(confidence, 1 - distance, reduction="none")
+    loss = loss + 0.2 * (weight * confidence_loss).sum()
+    measured = {f"hit{slot}": hit[:, :, slot].mean().item() for slot in range(size)}
+    measured["accepted"] = hit.cumprod(-1).sum(-1).mean().item()
+    error = torch.sigmoid(confidence.detach()) - (1 - distance)
+    measured["confidence error"] = error.abs().mean().item()
+    for name, value in measured.items():
+        averages[name] = 0.95 * averages.get(name, value) + 0.05 * value
+    return 0.5 * loss
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("mode", choices=("main", "draft"))
+    parser.add_argument("corpus", type=Path, help="folder written by corpus.py")
+    parser.add_argument("tokenizer", type=Path, help="tokenizer.json")
+    parser.add_argument("checkpoint", type=Path, help="written every few minutes and at the end")
+    parser.add_argument("minutes", type=float)
+    parser.add_argument("--resume", type=Path, metavar="CHECKPOINT", help="required for draft")
+    parser.add_argument("--start", type=float, default=0.0, help="position in the schedule, 0 to 1")
+    parser.add_argument("--rate", type=float, default=5e-3, help="peak learning rate")
+    parser.add_argument(
+        "--window",
+        type=int,
+        default=CONFIG["sliding_window"],
+        help="train with another sliding window (the stored configuration keeps its own)",
+    )
+    options = parser.parse_args()
+    if options.mode == "draft" and not options.resume:
+        parser.error("draft needs --resume")
+    torch.set_num_threads(1)
+    tokenizer = Tokenizer(options.tokenizer)
+    config = dict(CONFIG, sliding_window=options.window)
+    engram = Engram(config, tokens.token_map(tokenizer.json))
+    documents = load_documents(options.corpus, tokenizer)
+    past = dict(parameters=None, optimiser=None, tokens=0, step=0)
+    if options.resume:
+        past = torch.load(options.resume)
+        print(f"resumed after {past['tokens']} tokens at progress {past['progress']:.3f}")
+    else:
+        past["parameters"] = new_parameters(config, engram.sizes)
+    if options.mode == "draft":
+        past.update(tokens=0, step=0)
+    shared = Shared(past["parameters"], past["optimiser"], options.mode)
+
+    def work(rank):
+        try:
+            Worker(rank, options, config, shared, engram, documents, past).run()
+        except BaseException:
+            shared.barrier.abort()  # the other process would wait for ever
+            raise
+
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=work, args=(rank,)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    sys.exit(max(abs(process.exitcode) for process in processes))
+
+
+if __name__ == "__main__":
+    main()
