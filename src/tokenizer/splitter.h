@@ -35,8 +35,7 @@ class Splitter {
     size_t size;
   };
 
-  // What the third split sees at the end of its text. Its alternatives tell a number from the
-  // end as little as they can see either, so the end has the class of numbers.
+  // Where the third split's text ends. It has the class of numbers, which end that text too.
   static constexpr Char kEnd{CharClass::kNumber, false, 0, 0};
 
   Char read(size_t at) const;  // the character at rest_[at]

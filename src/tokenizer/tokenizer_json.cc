@@ -1,9 +1,8 @@
 #include "tokenizer/tokenizer_json.h"
 
-#include <algorithm>
+#include <bit>
 #include <boost/json.hpp>
 #include <optional>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "base/format.h"
@@ -175,8 +174,36 @@ std::optional<std::string> bytes_of_spelling(std::string_view spelling) {
   return bytes;
 }
 
-// Spellings view into the parsed JSON.
-using Vocabulary = std::unordered_map<std::string_view, int32_t>;
+// Spelling to id. Loading does half a million look-ups, which are cache misses: an open-addressing
+// table takes half the time of std::unordered_map. Spellings view into the parsed JSON.
+class Vocabulary {
+ public:
+  explicit Vocabulary(size_t size) : slots_(std::bit_ceil(size * 2 + 1)) {}
+
+  void insert(std::string_view spelling, int32_t id) { slots_[slot(spelling)] = {spelling, id}; }
+
+  std::optional<int32_t> find(std::string_view spelling) const {
+    const Slot& found = slots_[slot(spelling)];
+    return found.id < 0 ? std::nullopt : std::optional(found.id);
+  }
+
+ private:
+  struct Slot {
+    std::string_view spelling;
+    int32_t id = -1;
+  };
+
+  // Where this spelling is, or the free slot where it belongs.
+  size_t slot(std::string_view spelling) const {
+    size_t at = std::hash<std::string_view>{}(spelling) & (slots_.size() - 1);
+    while (slots_[at].id >= 0 && slots_[at].spelling != spelling) {
+      at = (at + 1) & (slots_.size() - 1);
+    }
+    return at;
+  }
+
+  std::vector<Slot> slots_;
+};
 
 class Reader {
  public:
@@ -224,7 +251,7 @@ class Reader {
     out_.tokens.resize(id_limit_);
     in_use_.resize(id_limit_);
     is_added_.resize(id_limit_);
-    vocabulary_.reserve(vocab.size());
+    vocabulary_ = Vocabulary(vocab.size());
     for (const auto& [json_key, value] : vocab) {
       const std::string_view spelling(json_key.data(), json_key.size());
       if (spelling.empty()) return wrong("model.vocab[\"\"]", &value, "no empty token");
@@ -237,7 +264,7 @@ class Reader {
                      "an id that no other token has");
       }
       in_use_[id] = true;
-      vocabulary_.emplace(spelling, id);
+      vocabulary_.insert(spelling, id);
       // Spelled outside the alphabet it cannot come from text, but it still has to decode.
       out_.tokens[id] = bytes_of_spelling(spelling).value_or(std::string(spelling));
     }
@@ -289,14 +316,14 @@ class Reader {
   // id, and if its spelling is byte-level, for the same bytes. Otherwise ordinary text could
   // become the id of an added token.
   Status check_against_vocab(const std::string& key, int32_t id, std::string_view literal) const {
-    const auto it = vocabulary_.find(literal);
-    if (it == vocabulary_.end()) {
+    const std::optional<int32_t> in_vocabulary = vocabulary_.find(literal);
+    if (!in_vocabulary) {
       if (!in_use_[id]) return {};
       return Error{Code::kCorrupt, format(key, ": found id ", id, " for \"", literal,
                                           "\", expected an id that no token of model.vocab has")};
     }
-    if (it->second != id) {
-      return Error{Code::kCorrupt, format(key, ".id: found ", id, ", expected ", it->second,
+    if (*in_vocabulary != id) {
+      return Error{Code::kCorrupt, format(key, ".id: found ", id, ", expected ", *in_vocabulary,
                                           ", the id of \"", literal, "\" in model.vocab")};
     }
     if (bytes_of_spelling(literal).value_or(std::string(literal)) != literal) {
@@ -325,14 +352,13 @@ class Reader {
     for (int b = 0; b < 256; ++b) {
       std::string spelling;
       append_utf8(byte_level_character(static_cast<unsigned char>(b)), spelling);
-      const auto it = vocabulary_.find(spelling);
-      if (it == vocabulary_.end() || is_added_[it->second]) {
-        return Error{
-            Code::kCorrupt,
-            format("model.vocab: found ", it == vocabulary_.end() ? "no" : "an added",
-                   " token for byte ", b, ", expected \"", spelling, "\" as an ordinary token")};
+      const std::optional<int32_t> id = vocabulary_.find(spelling);
+      if (!id || is_added_[*id]) {
+        return Error{Code::kCorrupt,
+                     format("model.vocab: found ", id ? "an added" : "no", " token for byte ", b,
+                            ", expected \"", spelling, "\" as an ordinary token")};
       }
-      out_.byte_ids[b] = it->second;
+      out_.byte_ids[b] = *id;
     }
     return {};
   }
@@ -351,12 +377,12 @@ class Reader {
       for (const auto& [part, id] : {std::pair{left, &merge.left},
                                      {right, &merge.right},
                                      {std::string_view(result), &merge.result}}) {
-        const auto it = vocabulary_.find(part);
-        if (it == vocabulary_.end()) {
+        const std::optional<int32_t> found = vocabulary_.find(part);
+        if (!found) {
           return Error{Code::kCorrupt, format("model.merges[", rank, "]: found \"", part,
                                               "\", expected a token of model.vocab")};
         }
-        *id = it->second;
+        *id = *found;
       }
       // Where added tokens are recognised, their text never reaches the merges; where they are
       // not, it must not become one. Nothing is lost by leaving such a merge out.
@@ -382,7 +408,7 @@ class Reader {
   }
 
   TokenizerJson out_;
-  Vocabulary vocabulary_;
+  Vocabulary vocabulary_{0};
   std::vector<bool> in_use_, is_added_;  // by id
   int64_t id_limit_ = 0;
 };
