@@ -150,8 +150,8 @@ struct KernelTable {
   // ---- Attention (spec 3.6-3.8).
 
   // s[j] = (chain over d of fma(q[d], key[j][d], s)) * scale; m = max(max s, -1e30);
-  // e[j] = exp(s[j] - m); den = sum16(e) + exp(sink[h] - m);
-  // out[d] = (chain over j of fma(e[j], key[j][d], .)) / den.
+  // e[j] = exp(s[j] - m); den = sum16(e) + exp(sink[h] - m); weight[j] = e[j] / den;
+  // out[d] = chain over j of fma(weight[j], key[j][d], .).
   void (*attention)(KernelContext&, TensorView<const float, 3> q /*[T, H, D]*/,
                     const AttentionKeys& keys, std::span<const float> sink /*[H]*/, float scale,
                     TensorView<float, 3> out /*[T, H, D]*/, Rounding);

@@ -115,6 +115,22 @@ def command_forward(options):
     print("greedy next token", draft["anchor"][0], "draft", draft["tokens"].tolist())
 
 
+def command_margins(options):
+    """Adds to a golden file by how much each greedy token beat the runner-up, along the stored
+    continuation, which goes on past the end token: where a tie is near, programs may differ."""
+    tensors = safetensors.read(options.golden)
+    reference = Reference(options.checkpoint, "reference")
+    for name in [n for n in tensors if n.endswith(".reference.greedy32")]:
+        prompt = tensors[name.split(".")[0] + ".token_ids"]
+        greedy = tensors[name]
+        logits = reference.forward([*prompt.tolist(), *greedy[:-1].tolist()])[len(prompt) - 1 :]
+        chosen = logits[np.arange(len(greedy)), greedy].copy()
+        logits[np.arange(len(greedy)), greedy] = -np.inf
+        tensors[name + "_margin"] = (chosen - logits.max(1)).astype(np.float32)
+        print(f"{name}: smallest margin {tensors[name + '_margin'].min():.4f}")
+    safetensors.write(options.golden, tensors, METADATA)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -130,6 +146,11 @@ def main():
     vectors.add_argument("out", type=Path, help="a .safetensors file")
     vectors.add_argument("--seed", type=int, default=100)
     vectors.set_defaults(run=command_vectors)
+
+    margins = commands.add_parser("margins", help="add the margins of greedy continuations")
+    margins.add_argument("checkpoint", type=Path)
+    margins.add_argument("golden", type=Path, help="a golden .safetensors file, changed in place")
+    margins.set_defaults(run=command_margins)
 
     forward = commands.add_parser("forward", help="logits, trace and draft for given tokens")
     forward.add_argument("checkpoint", type=Path)

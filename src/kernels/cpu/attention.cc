@@ -29,7 +29,7 @@ struct HeadTile {
   int64_t keys, size, heads;
   int64_t width;       // heads, rounded up to whole vectors
   const float* query;  // [size, width]
-  float* scores;       // [keys, width] scores, then exp(score - largest)
+  float* scores;       // [keys, width] scores, then the weights of the values
 };
 
 // scores[j] of keys [key, key + kKeys).
@@ -60,9 +60,8 @@ HWY_INLINE void score_keys(const HeadTile& tile, int64_t key, float scale, bool 
   }
 }
 
-// Scores to exponentials in place; returns the denominators of a vector of heads.
-HWY_INLINE FloatVector softmax(const HeadTile& tile, int64_t first_head, FloatVector sink,
-                               bool swapped) {
+// Scores of a vector of heads to weights, in place.
+HWY_INLINE void softmax(const HeadTile& tile, int64_t first_head, FloatVector sink, bool swapped) {
   const FloatTag tag;
   float* scores = tile.scores + first_head;
   FloatVector largest = hn::Set(tag, -1e30f);
@@ -84,15 +83,19 @@ HWY_INLINE FloatVector softmax(const HeadTile& tile, int64_t first_head, FloatVe
       hn::Store(hn::Add(hn::Load(tag, sum), hn::Load(tag, sum + half * kLanes)), tag, sum);
     }
   }
-  return hn::Add(hn::Load(tag, sums), exp_lanes(hn::Sub(sink, largest)));
+  const FloatVector denominator = hn::Add(hn::Load(tag, sums), exp_lanes(hn::Sub(sink, largest)));
+  for (int64_t j = 0; j < tile.keys; ++j) {
+    float* score = scores + j * tile.width;
+    hn::Store(hn::Div(hn::Load(tag, score), denominator), tag, score);
+  }
 }
 
 // out[h][d ...] += the keys [begin, end), for kHeads heads from `head` and kVectors vectors of
 // dims from d; the sums start from zero at key 0 and are finished at the last one.
 template <int kHeads, int kVectors, class Access>
 HWY_INLINE void add_values(const HeadTile& tile, int64_t begin, int64_t end, int64_t head,
-                           int64_t d, const float* denominators, const Access& access,
-                           TensorView<float, 2> out, Rounding rounding, bool swapped) {
+                           int64_t d, const Access& access, TensorView<float, 2> out,
+                           Rounding rounding, bool swapped) {
   const FloatTag tag;
   FloatVector acc[kHeads][kVectors];
   for (int h = 0; h < kHeads; ++h) {
@@ -113,10 +116,8 @@ HWY_INLINE void add_values(const HeadTile& tile, int64_t begin, int64_t end, int
   }
   const bool is_last = end == tile.keys;
   for (int h = 0; h < kHeads; ++h) {
-    const FloatVector denominator = hn::Set(tag, denominators[head + h]);
     for (int v = 0; v < kVectors; ++v) {
-      const FloatVector y =
-          is_last ? rounded(hn::Div(acc[h][v], denominator), rounding) : acc[h][v];
+      const FloatVector y = is_last ? rounded(acc[h][v], rounding) : acc[h][v];
       access.store(y, out.row(head + h) + d + v * kLanes);
     }
   }
@@ -124,20 +125,18 @@ HWY_INLINE void add_values(const HeadTile& tile, int64_t begin, int64_t end, int
 
 template <int kHeads>
 HWY_INLINE void add_value_rows(const HeadTile& tile, int64_t begin, int64_t end, int64_t head,
-                               const float* denominators, TensorView<float, 2> out,
-                               Rounding rounding, bool swapped) {
+                               TensorView<float, 2> out, Rounding rounding, bool swapped) {
   constexpr int kVectors = 3;
   int64_t d = 0;
   for (; d + kVectors * kLanes <= tile.size; d += kVectors * kLanes) {
-    add_values<kHeads, kVectors>(tile, begin, end, head, d, denominators, Whole(), out, rounding,
-                                 swapped);
+    add_values<kHeads, kVectors>(tile, begin, end, head, d, Whole(), out, rounding, swapped);
   }
   for (; d + kLanes <= tile.size; d += kLanes) {
-    add_values<kHeads, 1>(tile, begin, end, head, d, denominators, Whole(), out, rounding, swapped);
+    add_values<kHeads, 1>(tile, begin, end, head, d, Whole(), out, rounding, swapped);
   }
   if (d < tile.size) {
-    add_values<kHeads, 1>(tile, begin, end, head, d, denominators, part_of(tile.size - d), out,
-                          rounding, swapped);
+    add_values<kHeads, 1>(tile, begin, end, head, d, part_of(tile.size - d), out, rounding,
+                          swapped);
   }
 }
 
@@ -154,11 +153,10 @@ HWY_INLINE void attend(const HeadTile& tile, const float* sink, float scale,
   }
   for (; key < tile.keys; ++key) score_keys<kVectors, 1>(tile, key, scale, swapped_scores);
 
-  HWY_ALIGN float denominators[kVectors * kLanes];
   for (int v = 0; v < kVectors; ++v) {
     const int64_t first = v * kLanes;
     const FloatVector sinks = part_of(tile.heads - first).load(sink + first);
-    hn::Store(softmax(tile, first, sinks, swapped_softmax), FloatTag(), denominators + first);
+    softmax(tile, first, sinks, swapped_softmax);
   }
 
   // Blocks of keys that stay in the cache while every head and dim takes them in. Without a key
@@ -169,10 +167,10 @@ HWY_INLINE void attend(const HeadTile& tile, const float* sink, float scale,
     const int64_t end = begin + kKeyBlock < tile.keys ? begin + kKeyBlock : tile.keys;
     int64_t head = 0;
     for (; head + 4 <= tile.heads; head += 4) {
-      add_value_rows<4>(tile, begin, end, head, denominators, out, rounding, swapped_values);
+      add_value_rows<4>(tile, begin, end, head, out, rounding, swapped_values);
     }
     for (; head < tile.heads; ++head) {
-      add_value_rows<1>(tile, begin, end, head, denominators, out, rounding, swapped_values);
+      add_value_rows<1>(tile, begin, end, head, out, rounding, swapped_values);
     }
     begin = end;
   } while (begin < tile.keys);

@@ -43,10 +43,11 @@ void attention(KernelContext&, TensorView<const float, 3> q, const AttentionKeys
         lanes[j % 16] += e[j];
       }
       const float den = fold_lanes(lanes) + exp_f32(sink[size_t(h)] - largest);
+      for (float& weight : e) weight /= den;
       for (int64_t d = 0; d < size; ++d) {
         float acc = 0;
         for (size_t j = 0; j < rows.size(); ++j) acc = std::fma(e[j], rows[j][d], acc);
-        out.row(t, h)[d] = rounded(acc / den, rounding);
+        out.row(t, h)[d] = rounded(acc, rounding);
       }
     }
   }
