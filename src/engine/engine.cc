@@ -143,8 +143,6 @@ EngineInfo Engine::info() {
                                  model_->model().numerics);
   info.isa = model_->kernels().name;
   info.num_threads = model_->pool().num_threads();
-  info.vocab_size = model_->config().vocab_size;
-  info.max_model_len = max_model_len_;
   for (const MappedFile& shard : model_->checkpoint().shards()) {
     info.mapped_bytes += int64_t(shard.bytes().size());
   }
@@ -158,17 +156,16 @@ std::string_view Engine::output_bytes(int32_t token_id, const SamplingParams& pa
 }
 
 Status Engine::check(const Request& request) const {
-  const int64_t vocab_size = model_->config().vocab_size;
   const int64_t num_prompt_tokens = int64_t(request.prompt_token_ids.size());
-  RETURN_IF_ERROR(validate(request.sampling, vocab_size));
+  RETURN_IF_ERROR(validate(request.sampling, vocab_size()));
   if (num_prompt_tokens == 0) {
     return Error{Code::kInvalidArgument, "prompt: found no tokens, expected at least one"};
   }
   for (int64_t i = 0; i < num_prompt_tokens; ++i) {
     const int32_t id = request.prompt_token_ids[size_t(i)];
-    if (id < 0 || id >= vocab_size) {
+    if (id < 0 || id >= vocab_size()) {
       return Error{Code::kInvalidArgument, format("prompt: found token id ", id, " at position ", i,
-                                                  ", expected 0 to ", vocab_size - 1)};
+                                                  ", expected 0 to ", vocab_size() - 1)};
     }
   }
   const int64_t max_tokens = request.sampling.max_tokens.value_or(1);
@@ -189,11 +186,10 @@ Result<bool> Engine::prefill(const Request& request, const EventSink& on_event,
                              SequenceState& state, Completion& completion) {
   const std::span<const int32_t> prompt = request.prompt_token_ids;
   const std::optional<int64_t> num_logprobs = request.sampling.prompt_logprobs;
-  const int64_t vocab_size = model_->config().vocab_size;
   const int64_t num_tokens = int64_t(prompt.size());
   int64_t chunk = prefill_chunk_;
   if (num_logprobs) {
-    chunk = std::clamp<int64_t>(kMaxLogits / vocab_size, 1, chunk);
+    chunk = std::clamp<int64_t>(kMaxLogits / vocab_size(), 1, chunk);
     completion.prompt_logprobs.resize(1);
   }
   for (int64_t begin = 0; begin < num_tokens; begin += chunk) {
@@ -206,7 +202,7 @@ Result<bool> Engine::prefill(const Request& request, const EventSink& on_event,
                                              options, logits_));
     for (int64_t t = begin + 1; num_logprobs && t <= end && t < num_tokens; ++t) {
       const std::span<const float> row =
-          std::span(logits_).subspan(size_t((t - 1 - begin) * vocab_size), size_t(vocab_size));
+          std::span(logits_).subspan(size_t((t - 1 - begin) * vocab_size()), size_t(vocab_size()));
       RETURN_IF_ERROR(check_finite(row, request.request_id, t));
       compute_logprobs(row, prompt[size_t(t)], *num_logprobs,
                        completion.prompt_logprobs.emplace_back().emplace());
@@ -222,7 +218,6 @@ Result<Completion> Engine::generate(const Request& request, const EventSink& on_
   const ScopedFpEnvironment fp_environment;
   RETURN_IF_ERROR(check(request));
   const SamplingParams& params = request.sampling;
-  const int64_t vocab_size = model_->config().vocab_size;
   const int64_t num_prompt_tokens = int64_t(request.prompt_token_ids.size());
   const int64_t max_tokens = params.max_tokens.value_or(max_model_len_ - num_prompt_tokens);
 
@@ -240,11 +235,11 @@ Result<Completion> Engine::generate(const Request& request, const EventSink& on_
     return completion;
   }
 
-  Sampler sampler(request, {vocab_size, tokens_.eos_token_ids, params.seed.value_or(0), max_tokens});
+  Sampler sampler(request, {vocab_size(), tokens_.eos_token_ids, params.seed.value_or(0), max_tokens});
   Output output(request, tokens_.eos_token_ids, max_tokens);
   StreamEvent event;
   while (true) {
-    const std::span<const float> logits = std::span(logits_).last(size_t(vocab_size));
+    const std::span<const float> logits = std::span(logits_).last(size_t(vocab_size()));
     ASSIGN_OR_RETURN(const int32_t token_id, sampler.sample(logits));
     if (params.logprobs) {
       if (!event.logprobs) event.logprobs.emplace();

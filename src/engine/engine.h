@@ -48,8 +48,6 @@ struct EngineInfo {
   std::string numerics_id;
   std::string isa;
   int num_threads = 0;
-  int64_t vocab_size = 0;
-  int64_t max_model_len = 0;
   int64_t mapped_bytes = 0;  // checkpoint files, read as they are needed
   int64_t copied_bytes = 0;  // of them, those that had to be copied to memory
 };
@@ -70,7 +68,9 @@ class Engine {
   // Requires of a request with temperature: a seed.
   Result<Completion> generate(const Request& request, const EventSink& on_event = {});
 
-  EngineInfo info();
+  int64_t vocab_size() const { return model_->config().vocab_size; }
+  int64_t max_model_len() const { return max_model_len_; }
+  EngineInfo info();  // measures the numerics id: a few milliseconds
 
  private:
   class Output;

@@ -11,7 +11,7 @@ Result<const KernelTable*> choose_kernels(std::string_view isa) {
   std::string names;
   for (const KernelTable* table : fast_kernels()) names += format(table->name, ", ");
   return Error{Code::kInvalidArgument,
-               format("isa: found \"", isa, "\", expected one of ", names, ref_kernels().name)};
+               format("kernel table: found \"", isa, "\", expected one of ", names, ref_kernels().name)};
 }
 
 std::string numerics_id(uint64_t digest, Numerics numerics) {

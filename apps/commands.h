@@ -1,0 +1,111 @@
+#pragma once
+
+// The commands of the program: what each is told (filled from flags in millrace.cc, which alone
+// knows the flags), and the functions that carry them out. Each returns the exit status.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "request/sampling_params.h"
+
+namespace millrace {
+
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitError = 1;  // the world was difficult: a file, a model, a request
+inline constexpr int kExitUsage = 2;  // the command line makes no sense
+
+struct ModelFlags {
+  std::string model_dir;  // empty: the one that comes with the program
+  std::string numerics = "reference";
+  int num_threads = 0;
+  std::string isa;
+  int64_t chunk = 256;
+  std::optional<int64_t> max_model_len;
+};
+
+// What a flag leaves out comes from the model's generation_config.json.
+struct SamplingFlags {
+  std::optional<double> temperature, top_p, min_p, repetition_penalty;
+  std::optional<int64_t> top_k;
+  double presence_penalty = 0, frequency_penalty = 0;
+  std::vector<std::string> logit_bias;  // ID=BIAS
+  std::string allowed_token_ids, stop_token_ids;
+  std::vector<std::string> bad_words;
+  std::optional<uint64_t> seed;
+  std::vector<std::string> stop;
+  bool include_stop = false;
+  bool ignore_eos = false;
+  bool keep_special = false;
+  int64_t min_tokens = 0;
+  std::optional<int64_t> max_tokens, logprobs, prompt_logprobs;
+};
+
+struct ThinkingFlags {
+  bool no_think = false;
+  std::string effort;  // empty: the request's, or the default
+};
+
+struct ChatOptions {
+  ModelFlags model;
+  SamplingFlags sampling;
+  ThinkingFlags thinking;
+  std::string system;
+  std::string tools_file;
+  bool fold = false;   // show that the model thinks, not what
+  bool stats = false;
+};
+int run_chat(const ChatOptions& options);
+
+struct GenerateOptions {
+  ModelFlags model;
+  SamplingFlags sampling;
+  ThinkingFlags thinking;
+  std::optional<std::string> prompt;
+  std::string file, chat_file, token_ids;
+  bool no_special = false;  // the prompt's text stands for itself
+  bool no_bos = false;
+  int n = 1;
+  bool json = false;
+  bool stats = false;
+};
+int run_generate(const GenerateOptions& options);
+
+struct ForwardOptionsFlags {
+  ModelFlags model;
+  std::string token_ids;
+  std::string logits_file, trace_file, draft_file;
+};
+int run_forward(const ForwardOptionsFlags& options);
+
+struct InspectOptions {
+  std::string path;  // a model directory or a config.json; empty: the default model
+  bool machine = false;
+  bool json = false;
+};
+int run_inspect(const InspectOptions& options);
+
+struct TokenizeOptions {
+  std::string model_dir;
+  std::optional<std::string> text;
+  std::string file;
+  bool special = false;
+  bool json = false;
+};
+int run_tokenize(const TokenizeOptions& options);
+
+struct DetokenizeOptions {
+  std::string model_dir;
+  std::vector<std::string> token_ids;
+  bool json = false;
+};
+int run_detokenize(const DetokenizeOptions& options);
+
+// One line of JSON in, one out (chat/json_lines.h).
+int run_chat_encode(const std::string& file);
+int run_chat_parse(const std::string& file);
+
+std::string version_text();
+
+}  // namespace millrace

@@ -1,0 +1,170 @@
+#include "console.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <iterator>
+
+#include "base/format.h"
+#include "commands.h"
+#include "sys/file.h"
+
+namespace millrace {
+namespace {
+
+constexpr std::string_view kDim = "\033[2m", kNormal = "\033[0m", kClearLine = "\r\033[K";
+
+// A signal handler can reach nothing but a global.
+volatile sig_atomic_t num_interrupts = 0;
+void count_interrupt(int) { num_interrupts = num_interrupts + 1; }
+struct sigaction previous_action;
+
+bool stderr_is_terminal() { return isatty(STDERR_FILENO); }
+
+}  // namespace
+
+bool stdin_is_terminal() { return isatty(STDIN_FILENO); }
+bool stdout_is_terminal() { return isatty(STDOUT_FILENO); }
+
+int fail(const Error& error) {
+  std::cout.flush();
+  std::cerr << "millrace: " << error.message << "\n";
+  return kExitError;
+}
+
+int fail_usage(const Error& error) {
+  fail(error);
+  return kExitUsage;
+}
+
+void print(std::string_view text) { std::cout << text << std::flush; }
+
+Result<std::string> read_input(const std::string& file) {
+  if (file != "-") return read_file(file);
+  return std::string(std::istreambuf_iterator<char>(std::cin), {});
+}
+
+Interrupts::Interrupts() {
+  num_interrupts = 0;
+  struct sigaction action = {};
+  action.sa_handler = count_interrupt;  // without SA_RESTART: a read returns
+  sigaction(SIGINT, &action, &previous_action);
+}
+
+Interrupts::~Interrupts() { sigaction(SIGINT, &previous_action, nullptr); }
+
+bool Interrupts::take() {
+  const bool came = num_interrupts > 0;
+  num_interrupts = 0;
+  return came;
+}
+
+LineReader::Event LineReader::read(std::string& line) {
+  while (true) {
+    const size_t end = buffered_.find('\n');
+    if (end != std::string::npos || (at_end_ && !buffered_.empty())) {
+      line = buffered_.substr(0, end);
+      buffered_.erase(0, end == std::string::npos ? end : end + 1);
+      if (!line.empty() && line.back() == '\r') line.pop_back();
+      return Event::kLine;
+    }
+    if (at_end_) return Event::kEnd;
+    char chunk[4096];
+    const ssize_t count = ::read(STDIN_FILENO, chunk, sizeof chunk);
+    if (count > 0) {
+      buffered_.append(chunk, size_t(count));
+    } else if (count < 0 && errno == EINTR) {
+      if (Interrupts::take()) return Event::kInterrupt;
+    } else {
+      at_end_ = true;
+    }
+  }
+}
+
+ReplyPrinter::ReplyPrinter(bool fold)
+    : is_terminal_(stdout_is_terminal() && std::getenv("NO_COLOR") == nullptr), fold_(fold) {}
+
+ReplyPrinter::~ReplyPrinter() { finish(); }
+
+void ReplyPrinter::write(std::string_view text) {
+  if (text.empty()) return;
+  std::cout << text;
+  at_line_start_ = text.back() == '\n';
+}
+
+void ReplyPrinter::begin(Part part) {
+  if (part_ == part) return;
+  if (part_ == Part::kReasoning) {
+    if (fold_) {
+      write("\n");
+    } else if (is_terminal_) {
+      if (!at_line_start_) write("\n");
+      std::cout << kNormal;
+    } else {
+      write(at_line_start_ ? "</think>\n" : "\n</think>\n");
+    }
+  }
+  if (part_ != Part::kNone && !at_line_start_) write("\n");
+  part_ = part;
+  if (part != Part::kReasoning) return;
+  if (is_terminal_) std::cout << kDim;
+  if (fold_) {
+    write("(thinking)");
+    if (is_terminal_) std::cout << kNormal;
+  } else if (!is_terminal_) {
+    write("<think>\n");
+  }
+}
+
+void ReplyPrinter::print_events(const std::vector<ReplyEvent>& events) {
+  for (const ReplyEvent& event : events) {
+    switch (event.kind) {
+      case ReplyEvent::Kind::kReasoning:
+        begin(Part::kReasoning);
+        if (!fold_) write(event.text);
+        break;
+      case ReplyEvent::Kind::kContent:
+        begin(Part::kContent);
+        write(event.text);
+        break;
+      case ReplyEvent::Kind::kToolCall:
+        begin(Part::kNone);
+        begin(Part::kCall);
+        write(format("[call] ", event.text, " "));
+        break;
+      case ReplyEvent::Kind::kArguments:
+        write(event.text);
+        break;
+    }
+  }
+  std::cout.flush();
+}
+
+void ReplyPrinter::finish() {
+  begin(Part::kNone);
+  std::cout.flush();
+}
+
+LoadProgress::~LoadProgress() {
+  if (is_line_open_) std::cerr << kClearLine;
+}
+
+void LoadProgress::operator()(int64_t num_done, int64_t num_all) {
+  const bool is_terminal = stderr_is_terminal();
+  const auto now = std::chrono::steady_clock::now();
+  if (now - last_ < std::chrono::milliseconds(is_terminal ? 100 : 1000)) return;
+  last_ = now;
+  const std::string line = format("loading ", what_, ": ", num_done, " of ", num_all, " files");
+  if (is_terminal) {
+    std::cerr << kClearLine << line << std::flush;
+    is_line_open_ = true;
+  } else {
+    std::cerr << line << "\n";
+  }
+}
+
+}  // namespace millrace

@@ -1,0 +1,85 @@
+#pragma once
+
+// The terminal: what is printed where, the line that is read, and Ctrl-C.
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "chat/reply_parser.h"
+
+namespace millrace {
+
+bool stdin_is_terminal();
+bool stdout_is_terminal();
+
+// "millrace: MESSAGE" on stderr; they return the exit status: of trouble, and of a command line
+// that makes no sense.
+int fail(const Error& error);
+int fail_usage(const Error& error);
+
+// Writes and flushes, so that streamed text shows at once.
+void print(std::string_view text);
+
+// The whole of a file, or of stdin for "-".
+Result<std::string> read_input(const std::string& file);
+
+// While one lives, Ctrl-C is counted instead of ending the program. At most one at a time.
+class Interrupts {
+ public:
+  Interrupts();
+  ~Interrupts();
+  Interrupts(const Interrupts&) = delete;
+  Interrupts& operator=(const Interrupts&) = delete;
+
+  // Whether Ctrl-C came since the last call.
+  static bool take();
+};
+
+// Lines of stdin. Reads by itself, not through a stream: a Ctrl-C must end the wait.
+class LineReader {
+ public:
+  enum class Event { kLine, kEnd, kInterrupt };
+  Event read(std::string& line);
+
+ private:
+  std::string buffered_;
+  bool at_end_ = false;
+};
+
+// A reply as it comes: thinking dim on a terminal, or folded to one line; tool calls by name.
+class ReplyPrinter {
+ public:
+  explicit ReplyPrinter(bool fold);
+  ~ReplyPrinter();
+
+  void print_events(const std::vector<ReplyEvent>& events);
+  void finish();  // ends an open line and leaves dim
+
+ private:
+  enum class Part { kNone, kReasoning, kContent, kCall };
+  void begin(Part part);
+
+  const bool is_terminal_, fold_;
+  Part part_ = Part::kNone;
+  bool at_line_start_ = true;
+  void write(std::string_view text);
+};
+
+// Reports a load that takes long: at once on a terminal, after a second otherwise.
+class LoadProgress {
+ public:
+  explicit LoadProgress(std::string what) : what_(std::move(what)) {}
+  ~LoadProgress();
+  void operator()(int64_t num_done, int64_t num_all);
+
+ private:
+  std::string what_;
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+  bool is_line_open_ = false;
+};
+
+}  // namespace millrace

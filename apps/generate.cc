@@ -1,0 +1,186 @@
+#include <iostream>
+#include <optional>
+
+#include "base/format.h"
+#include "chat/request_parser.h"
+#include "commands.h"
+#include "console.h"
+#include "json_writer.h"
+#include "llm/llm.h"
+#include "model_flags.h"
+#include "stats.h"
+
+namespace millrace {
+namespace {
+
+// A shell's echo and most editors end text with a newline that nobody means.
+void remove_final_newline(std::string& text) {
+  if (!text.empty() && text.back() == '\n') text.pop_back();
+  if (!text.empty() && text.back() == '\r') text.pop_back();
+}
+
+Result<Prompt> make_chat_prompt(const GenerateOptions& options, const Llm& llm) {
+  ASSIGN_OR_RETURN(const std::string json, read_input(options.chat_file));
+  Result<ChatRequest> chat = parse_chat_request(json);
+  if (!chat.has_value()) {
+    return Error{chat.error().code, format(options.chat_file, ": ", chat.error().message)};
+  }
+  RETURN_IF_ERROR(apply(options.thinking, chat.value()));
+  return llm.encode_chat(chat.value());
+}
+
+Result<Prompt> make_prompt(const GenerateOptions& options, const Llm& llm) {
+  if (!options.chat_file.empty()) return make_chat_prompt(options, llm);
+  if (!options.token_ids.empty()) {
+    ASSIGN_OR_RETURN(std::vector<int32_t> ids, parse_token_ids("--token-ids", options.token_ids));
+    return Prompt{std::move(ids), std::nullopt};
+  }
+  std::string text;
+  if (options.prompt) {
+    text = *options.prompt;
+  } else {
+    ASSIGN_OR_RETURN(text, read_input(options.file.empty() ? "-" : options.file));
+    remove_final_newline(text);
+  }
+  const auto mode = options.no_special ? SpecialTokens::kPlainText : SpecialTokens::kRecognise;
+  return llm.encode_text(text, mode, !options.no_bos);
+}
+
+std::string token_text(const Tokenizer& tokenizer, int32_t id) {
+  return id < tokenizer.vocab_size() ? tokenizer.decode({&id, 1}) : "";
+}
+
+void write_logprob(const Tokenizer& tokenizer, const TokenLogprob& logprob, JsonWriter& json) {
+  json.member("token_id", logprob.token_id);
+  json.member("token", token_text(tokenizer, logprob.token_id));
+  json.key("bytes").begin_array();
+  if (logprob.token_id < tokenizer.vocab_size()) {
+    for (char byte : tokenizer.token_bytes(logprob.token_id)) json.value(int(uint8_t(byte)));
+  }
+  json.end_array().member("logprob", logprob.logprob).member("rank", logprob.rank);
+}
+
+void write_logprobs(const Tokenizer& tokenizer, const TokenLogprobs& logprobs, JsonWriter& json) {
+  json.begin_object();
+  write_logprob(tokenizer, logprobs.token, json);
+  json.key("top").begin_array();
+  for (const TokenLogprob& logprob : logprobs.top) {
+    json.begin_object();
+    write_logprob(tokenizer, logprob, json);
+    json.end_object();
+  }
+  json.end_array().end_object();
+}
+
+void write_stop_reason(const StopReason& reason, JsonWriter& json) {
+  json.key("stop_reason");
+  if (const auto* id = std::get_if<int32_t>(&reason)) {
+    json.value(*id);
+  } else if (const auto* text = std::get_if<std::string>(&reason)) {
+    json.value(*text);
+  } else {
+    json.null();
+  }
+}
+
+std::string answer_json(const Llm& llm, const Prompt& prompt, const Answer& answer, int index) {
+  const Completion& completion = answer.completion;
+  const int64_t num_output_tokens = int64_t(completion.token_ids.size());
+  JsonWriter json;
+  json.begin_object().member("index", index).member("text", answer.text);
+  if (prompt.reply_start) {
+    json.member("reasoning_content", answer.reply.reasoning);
+    json.member("content", answer.reply.content);
+    json.key("tool_calls").begin_array();
+    for (const Reply::Call& call : answer.reply.tool_calls) {
+      json.begin_object().member("name", call.name).member("arguments", call.arguments).end_object();
+    }
+    json.end_array();
+  }
+  json.member("token_ids", completion.token_ids).member("finish_reason", answer.finish_reason);
+  write_stop_reason(completion.stop_reason, json);
+  json.member("seed", answer.seed);
+  json.key("usage").begin_object();
+  json.member("prompt_tokens", answer.num_prompt_tokens);
+  json.member("completion_tokens", num_output_tokens);
+  json.member("total_tokens", answer.num_prompt_tokens + num_output_tokens).end_object();
+  const Timings& timings = completion.timings;
+  json.key("timings").begin_object();
+  json.member("prefill_s", timings.prefill_s);
+  json.member("prefill_tokens_per_s", prefill_tokens_per_s(answer));
+  json.member("ttft_s", timings.time_to_first_token_s);
+  json.member("decode_s", timings.decode_s);
+  json.member("decode_tokens_per_s", decode_tokens_per_s(answer)).end_object();
+  if (!completion.logprobs.empty()) {
+    json.key("logprobs").begin_array();
+    for (const TokenLogprobs& logprobs : completion.logprobs) {
+      write_logprobs(llm.tokenizer(), logprobs, json);
+    }
+    json.end_array();
+  }
+  if (!completion.prompt_logprobs.empty()) {
+    json.key("prompt_token_ids").value(prompt.token_ids);
+    json.key("prompt_logprobs").begin_array();
+    for (const std::optional<TokenLogprobs>& logprobs : completion.prompt_logprobs) {
+      if (logprobs) {
+        write_logprobs(llm.tokenizer(), *logprobs, json);
+      } else {
+        json.null();
+      }
+    }
+    json.end_array();
+  }
+  return json.end_object().text();
+}
+
+// Runs one answer and shows it as text while it comes, or afterwards as JSON.
+Result<Answer> show_answer(const GenerateOptions& options, const Prompt& prompt,
+                           const SamplingParams& sampling, int index, Llm& llm) {
+  std::optional<ReplyPrinter> printer;
+  if (!options.json && prompt.reply_start) printer.emplace(/*fold=*/false);
+  ASSIGN_OR_RETURN(Answer answer,
+                   llm.generate(
+                       prompt, sampling,
+                       [&](const AnswerEvent& event) {
+                         if (printer) {
+                           printer->print_events(event.reply);
+                         } else if (!options.json && !event.text.empty()) {
+                           print(event.text);
+                         }
+                         return !Interrupts::take();
+                       },
+                       index));
+  if (options.json) {
+    print(answer_json(llm, prompt, answer, index) + "\n");
+  } else if (printer) {
+    printer->finish();
+  } else {
+    print("\n");
+  }
+  return answer;
+}
+
+}  // namespace
+
+int run_generate(const GenerateOptions& options) {
+  Result<std::unique_ptr<Llm>> llm = open_llm(options.model);
+  if (!llm.has_value()) return fail(llm.error());
+  Result<SamplingParams> sampling = make_sampling(options.sampling, *llm.value());
+  if (!sampling.has_value()) return fail_usage(sampling.error());
+  const Result<Prompt> prompt = make_prompt(options, *llm.value());
+  if (!prompt.has_value()) return fail(prompt.error());
+
+  const Interrupts interrupts;
+  for (int i = 0; i < options.n; ++i) {
+    if (options.n > 1 && !options.json) print(format("--- ", i + 1, " of ", options.n, " ---\n"));
+    const Result<Answer> answer =
+        show_answer(options, prompt.value(), sampling.value(), i, *llm.value());
+    if (!answer.has_value()) return fail(answer.error());
+    sampling.value().seed = answer.value().seed;
+    if (options.stats) std::cerr << stats_line(answer.value()) << "\n";
+    if (answer.value().completion.finish_reason == FinishReason::kAbort) return kExitError;
+  }
+  return kExitOk;
+}
+
+}  // namespace millrace

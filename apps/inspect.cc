@@ -1,0 +1,243 @@
+#include <filesystem>
+#include <fstream>
+#include <iomanip>
+#include <iostream>
+#include <sstream>
+
+#include "base/format.h"
+#include "checkpoint/checkpoint.h"
+#include "commands.h"
+#include "console.h"
+#include "engine/loaded_model.h"
+#include "json_writer.h"
+#include "model_config/cost.h"
+#include "model_config/layer_map.h"
+#include "model_flags.h"
+#include "sys/file.h"
+
+namespace millrace {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What there is to say about a model, from its config alone or from its checkpoint.
+struct Inspected {
+  std::string path;
+  ModelConfig config;
+  std::optional<Checkpoint> checkpoint;  // when the folder has weights
+};
+
+bool has_weights(const std::string& folder) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    if (entry.path().extension() == ".safetensors") return true;
+  }
+  return false;
+}
+
+Result<Inspected> open(const std::string& path) {
+  Inspected inspected{path, {}, std::nullopt};
+  std::error_code error;
+  const bool is_folder = path.empty() || fs::is_directory(path, error);
+  if (is_folder) {
+    ASSIGN_OR_RETURN(inspected.path, resolve_model_dir(path));
+    if (has_weights(inspected.path)) {
+      LoadProgress progress(inspected.path);
+      ASSIGN_OR_RETURN(Checkpoint checkpoint,
+                       Checkpoint::open(inspected.path,
+                                        [&](int64_t done, int64_t all) { progress(done, all); }));
+      inspected.config = checkpoint.config();
+      inspected.checkpoint.emplace(std::move(checkpoint));
+      return inspected;
+    }
+  }
+  const std::string file = is_folder ? inspected.path + "/config.json" : path;
+  ASSIGN_OR_RETURN(const std::string json, read_file(file));
+  Result<ModelConfig> config = parse_model_config(json);
+  if (!config.has_value()) {
+    return Error{config.error().code, format(file, ": ", config.error().message)};
+  }
+  inspected.config = std::move(config.value());
+  return inspected;
+}
+
+uint64_t measured_digest(const KernelTable& table) {
+  ThreadPool pool(1);
+  KernelContext ctx(pool);
+  return numerics_digest(table, ctx);
+}
+
+std::string layer_extras(const LayerInfo& layer) {
+  std::string extras;
+  const auto add = [&](bool has, const std::string& what) {
+    if (has) extras += (extras.empty() ? "" : ", ") + what;
+  };
+  add(layer.owns_compressor, "compressor");
+  add(layer.owns_index, "index");
+  add(layer.is_candidate_source, "candidate source");
+  add(layer.is_candidate_filtered, "candidate filter");
+  add(layer.has_engram(), format("engram table ", layer.engram_table));
+  add(layer.is_draft_target, "draft target");
+  return extras;
+}
+
+// 15986484 -> "15,986,484".
+std::string grouped(int64_t number) {
+  std::string text = std::to_string(number);
+  for (int64_t at = int64_t(text.size()) - 3; at > 0; at -= 3) text.insert(size_t(at), 1, ',');
+  return text;
+}
+
+std::string id_or_dash(int64_t id) { return id < 0 ? "-" : std::to_string(id); }
+
+std::string model_text(const Inspected& inspected) {
+  const ModelConfig& config = inspected.config;
+  const CheckpointSize size = checkpoint_size(tensor_list(config));
+  const KvSize kv = kv_size(config);
+  std::ostringstream out;
+  out << inspected.path << "\n";
+  out << "layers " << config.num_hidden_layers << ", draft stages " << config.num_nextn_predict_layers
+      << ", hidden " << config.hidden_size << ", heads " << config.num_attention_heads << " x "
+      << config.head_dim << ", experts " << config.num_experts_per_tok << " of "
+      << config.n_routed_experts << ", vocabulary " << config.vocab_size << ", context "
+      << config.max_position_embeddings << "\n\n";
+
+  out << std::left << std::setw(7) << "layer" << std::right << std::setw(6) << "ratio" << std::setw(11)
+      << "kv source" << std::setw(14) << "index source" << "  extras\n";
+  const std::vector<LayerInfo> layers = layer_map(config);
+  for (size_t l = 0; l < layers.size(); ++l) {
+    out << std::left << std::setw(7) << l << std::right << std::setw(6) << layers[l].compress_ratio
+        << std::setw(11) << id_or_dash(layers[l].kv_source) << std::setw(14)
+        << id_or_dash(layers[l].index_source) << "  " << layer_extras(layers[l]) << "\n";
+  }
+
+  out << "\n" << std::left << std::setw(18) << "part" << std::right << std::setw(9) << "tensors"
+      << std::setw(20) << "parameters" << std::setw(20) << "bytes" << "\n";
+  const auto row = [&](std::string_view name, const PartSize& part) {
+    if (part.num_tensors == 0) return;
+    out << std::left << std::setw(18) << name << std::right << std::setw(9) << part.num_tensors
+        << std::setw(20) << grouped(part.parameters) << std::setw(20) << grouped(part.bytes) << "\n";
+  };
+  for (int p = 0; p < kNumTensorParts; ++p) row(part_name(TensorPart(p)), size.of(TensorPart(p)));
+  row("total", size.total);
+
+  out << "\nstate, stored: " << kv.bytes_per_token() << " bytes per token (compressed rows "
+      << kv.compressed_bytes_per_token << ", index keys " << kv.index_bytes_per_token << ") and "
+      << grouped(kv.bytes_per_sequence()) << " per sequence\n";
+  if (inspected.checkpoint) {
+    out << "checkpoint: " << inspected.checkpoint->shards().size() << " files, every tensor present ("
+        << grouped(inspected.checkpoint->copied_bytes()) << " misaligned bytes copied)\n";
+  } else {
+    out << "checkpoint: no weights here, config only\n";
+  }
+  out << "numerics " << numerics_id(measured_digest(*find_kernels("")), Numerics::kReference) << "\n";
+  return out.str();
+}
+
+void write_part(std::string_view name, const PartSize& part, JsonWriter& json) {
+  json.key(name).begin_object().member("tensors", part.num_tensors);
+  json.member("parameters", part.parameters).member("bytes", part.bytes).end_object();
+}
+
+std::string model_json(const Inspected& inspected) {
+  const ModelConfig& config = inspected.config;
+  const CheckpointSize size = checkpoint_size(tensor_list(config));
+  const KvSize kv = kv_size(config);
+  JsonWriter json;
+  json.begin_object().member("path", inspected.path);
+  json.member("num_hidden_layers", config.num_hidden_layers);
+  json.member("num_nextn_predict_layers", config.num_nextn_predict_layers);
+  json.member("hidden_size", config.hidden_size);
+  json.member("vocab_size", config.vocab_size);
+  json.member("max_position_embeddings", config.max_position_embeddings);
+  json.key("layers").begin_array();
+  for (const LayerInfo& layer : layer_map(config)) {
+    json.begin_object().member("compress_ratio", layer.compress_ratio);
+    json.member("kv_source", layer.kv_source).member("index_source", layer.index_source);
+    json.member("owns_compressor", layer.owns_compressor).member("owns_index", layer.owns_index);
+    json.member("is_candidate_source", layer.is_candidate_source);
+    json.member("is_candidate_filtered", layer.is_candidate_filtered);
+    json.member("engram_table", layer.engram_table);
+    json.member("is_draft_target", layer.is_draft_target).end_object();
+  }
+  json.end_array().key("parts").begin_object();
+  for (int p = 0; p < kNumTensorParts; ++p) {
+    write_part(part_name(TensorPart(p)), size.of(TensorPart(p)), json);
+  }
+  json.end_object();
+  write_part("total", size.total, json);
+  json.member("kv_bytes_per_token", kv.bytes_per_token());
+  json.member("kv_bytes_per_sequence", kv.bytes_per_sequence());
+  json.key("checkpoint_files");
+  if (inspected.checkpoint) {
+    json.value(int64_t(inspected.checkpoint->shards().size()));
+  } else {
+    json.null();
+  }
+  json.member("numerics_id",
+              numerics_id(measured_digest(*find_kernels("")), Numerics::kReference));
+  return json.end_object().text() + "\n";
+}
+
+std::string cpu_name() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    const size_t colon = line.find(": ");
+    if (line.starts_with("model name") && colon != line.npos) return line.substr(colon + 2);
+  }
+  return "unknown";
+}
+
+struct Table {
+  std::string_view name;
+  std::string numerics_id;
+};
+
+std::vector<Table> tables() {
+  std::vector<Table> tables;
+  const auto add = [&](const KernelTable& table) {
+    tables.push_back({table.name, numerics_id(measured_digest(table), Numerics::kReference)});
+  };
+  for (const KernelTable* table : fast_kernels()) add(*table);
+  add(ref_kernels());
+  return tables;
+}
+
+std::string machine_text() {
+  std::ostringstream out;
+  out << "cpu      " << cpu_name() << "\nthreads  " << default_num_threads() << "\n";
+  for (const Table& table : tables()) {
+    out << "kernels  " << std::left << std::setw(8) << table.name << " numerics " << table.numerics_id
+        << (table.name == find_kernels("")->name ? "  (chosen)" : "") << "\n";
+  }
+  return out.str();
+}
+
+std::string machine_json() {
+  JsonWriter json;
+  json.begin_object().member("cpu", cpu_name()).member("threads", default_num_threads());
+  json.member("isa", find_kernels("")->name).key("tables").begin_array();
+  std::string chosen_id;
+  for (const Table& table : tables()) {
+    json.begin_object().member("isa", table.name).member("numerics_id", table.numerics_id);
+    json.end_object();
+    if (table.name == find_kernels("")->name) chosen_id = table.numerics_id;
+  }
+  json.end_array().member("numerics_id", chosen_id);
+  return json.end_object().text() + "\n";
+}
+
+}  // namespace
+
+int run_inspect(const InspectOptions& options) {
+  if (options.machine) {
+    print(options.json ? machine_json() : machine_text());
+    return kExitOk;
+  }
+  const Result<Inspected> inspected = open(options.path);
+  if (!inspected.has_value()) return fail(inspected.error());
+  print(options.json ? model_json(inspected.value()) : model_text(inspected.value()));
+  return kExitOk;
+}
+
+}  // namespace millrace

@@ -1,0 +1,296 @@
+// The program's flags, and which command they lead to. Everything behind a flag's name is in
+// commands.h.
+
+#include <CLI/CLI.hpp>
+
+#include <functional>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "commands.h"
+#include "console.h"
+#include "engine/loaded_model.h"
+#include "sys/fp_environment.h"
+
+namespace millrace {
+namespace {
+
+constexpr const char* kModelHelp =
+    "model directory in the released format; default: models/nano, which comes with the program";
+
+void add_model_flags(CLI::App& command, ModelFlags& flags) {
+  const std::string group = "Model";
+  command.add_option("--model", flags.model_dir, kModelHelp)->type_name("DIR")->group(group);
+  command
+      .add_option("--numerics", flags.numerics,
+                  "reference: the published roundings; fp32: no rounding and no quantisation beyond "
+                  "the stored weights")
+      ->check(CLI::IsMember({"reference", "fp32"}).description(""))
+      ->type_name("MODE")
+      ->capture_default_str()
+      ->group(group);
+  command.add_option("--threads", flags.num_threads, "threads to compute with; default: all there are")
+      ->check(CLI::Range(1, kMaxThreads).description(""))
+      ->type_name("N")
+      ->group(group);
+  command
+      .add_option("--isa", flags.isa,
+                  "kernel table (inspect --machine lists them); default: the best. It never changes "
+                  "the result")
+      ->check([](const std::string& name) {
+        const Result<const KernelTable*> table = choose_kernels(name);
+        return table.has_value() ? std::string() : table.error().message;
+      })
+      ->type_name("NAME")
+      ->group(group);
+  command
+      .add_option("--chunk", flags.chunk,
+                  "prompt tokens that are computed at once; it never changes the result")
+      ->check(CLI::Range(int64_t(1), int64_t(1) << 20).description(""))
+      ->type_name("N")
+      ->capture_default_str()
+      ->group(group);
+}
+
+void add_context_flag(CLI::App& command, ModelFlags& flags) {
+  command
+      .add_option("--max-model-len", flags.max_model_len,
+                  "most tokens of prompt and answer; default: what the checkpoint allows")
+      ->group("Model");
+}
+
+void add_sampling_flags(CLI::App& command, SamplingFlags& flags) {
+  const std::string group = "Sampling (defaults: the model's generation_config.json)";
+  const auto add = [&](const char* name, auto& value, const char* help) {
+    return command.add_option(name, value, help)->group(group);
+  };
+  add("--temperature,--temp", flags.temperature, "0 to 2; 0: always the likeliest token");
+  add("--top-k", flags.top_k, "only the k likeliest tokens; 0 or -1: all");
+  add("--top-p", flags.top_p, "only the likeliest tokens that together reach this probability");
+  add("--min-p", flags.min_p, "only tokens with this fraction of the likeliest one's probability");
+  add("--presence-penalty", flags.presence_penalty, "-2 to 2, on tokens that were generated");
+  add("--frequency-penalty", flags.frequency_penalty, "-2 to 2, for each time they were generated");
+  add("--repetition-penalty", flags.repetition_penalty,
+      "above 0, on tokens of prompt and answer; 1: none");
+  add("--logit-bias", flags.logit_bias, "added to a token's logit, -100 to 100; may be repeated")
+      ->type_name("ID=NUMBER")
+      ->allow_extra_args(false);
+  add("--allowed-token-ids", flags.allowed_token_ids, "only these tokens")->type_name("ID,ID,...");
+  add("--bad-word", flags.bad_words, "text that must not come out; may be repeated")
+      ->allow_extra_args(false);
+  add("--seed", flags.seed, "same seed, same answer; default: drawn anew");
+
+  const std::string stop_group = "Length and stops";
+  const auto add_stop = [&](const char* name, auto& value, const char* help) {
+    return command.add_option(name, value, help)->group(stop_group);
+  };
+  add_stop("--max-tokens", flags.max_tokens, "most tokens to generate; default: as many as fit");
+  add_stop("--min-tokens", flags.min_tokens, "no end before so many tokens");
+  add_stop("--stop", flags.stop, "text that ends the answer; may be repeated")
+      ->allow_extra_args(false);
+  add_stop("--stop-token-ids", flags.stop_token_ids, "tokens that end the answer")
+      ->type_name("ID,ID,...");
+  command.add_flag("--include-stop", flags.include_stop, "keep the stop text in the answer")
+      ->group(stop_group);
+  command.add_flag("--ignore-eos", flags.ignore_eos, "go on behind the model's end token")
+      ->group(stop_group);
+}
+
+void add_thinking_flags(CLI::App& command, ThinkingFlags& flags) {
+  command.add_flag("--no-think", flags.no_think, "answer without thinking first")->group("Chat");
+  command
+      .add_option("--effort", flags.effort,
+                  "how thoroughly to think: low, high, max or 1 to 100")
+      ->group("Chat");
+}
+
+void require_one_at_most(const CLI::App& command, const std::vector<std::string>& options) {
+  std::string found;
+  int count = 0;
+  for (const std::string& option : options) {
+    if (!command.count(option)) continue;
+    found += (found.empty() ? "" : " and ") + option;
+    ++count;
+  }
+  if (count > 1) throw CLI::ValidationError("found " + found, "expected one of them");
+}
+
+void add_chat(CLI::App& app, ChatOptions& options, std::function<int()>& action) {
+  CLI::App& command = *app.add_subcommand("chat", "talk with the model");
+  command.footer(
+      "On a terminal, /help lists the commands and Ctrl-C stops an answer. From a pipe every line "
+      "is a turn:\n  echo 'What is the capital of France?' | millrace chat --temp 0");
+  command.add_option("--system", options.system, "system prompt")->group("Chat");
+  command
+      .add_option("--tools", options.tools_file,
+                  "JSON list of tools in the Chat Completions form; the result of a call is the next "
+                  "line")
+      ->type_name("FILE")
+      ->group("Chat");
+  add_thinking_flags(command, options.thinking);
+  command.add_flag("--fold", options.fold, "show that the model thinks, not what")->group("Chat");
+  command.add_flag("--stats", options.stats, "tokens and speed after every answer, on stderr");
+  add_sampling_flags(command, options.sampling);
+  add_model_flags(command, options.model);
+  add_context_flag(command, options.model);
+  command.callback([&] { action = [&] { return run_chat(options); }; });
+}
+
+void add_generate(CLI::App& app, GenerateOptions& options, std::function<int()>& action) {
+  CLI::App& command = *app.add_subcommand("generate", "continue a prompt, or answer a chat request");
+  command.footer(
+      "Without a prompt it is read from stdin. Examples:\n"
+      "  millrace generate 'Once upon a time' --max-tokens 50\n"
+      "  millrace generate --chat request.json --json");
+  const std::string group = "Prompt (one of PROMPT, --file, --chat, --token-ids; or stdin)";
+  command.add_option("PROMPT", options.prompt, "the text to continue");
+  command.add_option("--file", options.file, "a file with the text; a final newline is dropped")
+      ->type_name("FILE")
+      ->group(group);
+  command
+      .add_option("--chat", options.chat_file,
+                  "a Chat Completions request in JSON; - is stdin. Its sampling fields are "
+                  "ignored: use flags")
+      ->type_name("FILE")
+      ->group(group);
+  command.add_option("--token-ids", options.token_ids, "the prompt as tokens")
+      ->type_name("ID,ID,...")
+      ->group(group);
+  command.add_flag("--no-bos", options.no_bos, "do not put the begin token in front of text")
+      ->group(group);
+  command
+      .add_flag("--no-special", options.no_special,
+                "control tokens spelled in the text are plain text")
+      ->group(group);
+  add_thinking_flags(command, options.thinking);
+  CLI::Option* json = command.add_flag("--json", options.json, "one line of JSON per answer")
+                          ->group("Output");
+  const auto add_output = [&](const char* name, auto& value, const char* help) {
+    return command.add_option(name, value, help)->group("Output");
+  };
+  add_output("--logprobs", options.sampling.logprobs,
+             "log-probability of every token, with the N likeliest; -1: all")
+      ->needs(json);
+  add_output("--prompt-logprobs", options.sampling.prompt_logprobs, "the same of the prompt")
+      ->needs(json);
+  add_output("-n,--n", options.n, "answers to the same prompt, one after the other")
+      ->check(CLI::Range(1, 128).description(""))
+      ->type_name("N")
+      ->capture_default_str();
+  command.add_flag("--keep-special", options.sampling.keep_special, "show control tokens")
+      ->group("Output");
+  command.add_flag("--stats", options.stats, "tokens and speed, on stderr")->group("Output");
+  add_sampling_flags(command, options.sampling);
+  add_model_flags(command, options.model);
+  add_context_flag(command, options.model);
+  command.callback([&command, &options, &action] {
+    require_one_at_most(command, {"PROMPT", "--file", "--chat", "--token-ids"});
+    action = [&options] { return run_generate(options); };
+  });
+}
+
+void add_forward(CLI::App& app, ForwardOptionsFlags& options, std::function<int()>& action) {
+  CLI::App& command =
+      *app.add_subcommand("forward", "run the forward pass over tokens and store what it computes");
+  command.footer("tools/reference/compare.py compares the files with golden ones.");
+  command.add_option("--token-ids", options.token_ids, "the tokens")
+      ->required()
+      ->type_name("ID,ID,...");
+  const auto add_output = [&](const char* name, std::string& file, const char* help) {
+    command.add_option(name, file, help)->type_name("FILE")->group("Output (at least one; safetensors)");
+  };
+  add_output("--logits", options.logits_file, "logits [T, vocab_size]");
+  add_output("--trace", options.trace_file,
+             "inputs and outputs of every sublayer, named as in tests/golden/README.md");
+  add_output("--draft", options.draft_file,
+             "draft.anchor (the likeliest next token), draft.tokens, draft.confidence");
+  add_model_flags(command, options.model);
+  command.callback([&command, &options, &action] {
+    if (!command.count("--logits") && !command.count("--trace") && !command.count("--draft")) {
+      throw CLI::RequiredError("one of --logits, --trace, --draft");
+    }
+    action = [&options] { return run_forward(options); };
+  });
+}
+
+void add_inspect(CLI::App& app, InspectOptions& options, std::function<int()>& action) {
+  CLI::App& command = *app.add_subcommand("inspect", "describe a model, or this machine");
+  CLI::Option* path =
+      command.add_option("PATH", options.path, "a model directory or a config.json; default: the "
+                                               "model that comes with the program");
+  command
+      .add_flag("--machine", options.machine,
+                "this computer instead: processor, threads, kernel tables with their numerics ids")
+      ->excludes(path);
+  command.add_flag("--json", options.json, "as JSON");
+  command.callback([&] { action = [&] { return run_inspect(options); }; });
+}
+
+void add_tokenize(CLI::App& app, TokenizeOptions& options, std::function<int()>& action) {
+  CLI::App& command = *app.add_subcommand("tokenize", "text to token ids");
+  CLI::Option* text = command.add_option("TEXT", options.text, "the text; default: stdin");
+  command.add_option("--file", options.file, "a file with the text")->type_name("FILE")->excludes(text);
+  command.add_flag("--special", options.special, "recognise control tokens spelled in the text");
+  command.add_flag("--json", options.json, "token_ids, count and the text of each token");
+  command.add_option("--model", options.model_dir, kModelHelp)->type_name("DIR");
+  command.callback([&] { action = [&] { return run_tokenize(options); }; });
+}
+
+void add_detokenize(CLI::App& app, DetokenizeOptions& options, std::function<int()>& action) {
+  CLI::App& command = *app.add_subcommand("detokenize", "token ids to text");
+  command.add_option("ID", options.token_ids, "token ids, separated by blanks or commas; default: stdin");
+  command.add_flag("--json", options.json, "text, and the text of each token");
+  command.add_option("--model", options.model_dir, kModelHelp)->type_name("DIR");
+  command.callback([&] { action = [&] { return run_detokenize(options); }; });
+}
+
+void add_lines(CLI::App& app, const char* name, const char* help, std::string& file,
+               int (*run)(const std::string&), std::function<int()>& action) {
+  CLI::App& command = *app.add_subcommand(name, help);
+  command.add_option("FILE", file, "one JSON object per line; - is stdin")->capture_default_str();
+  command.callback([&file, run, &action] { action = [&file, run] { return run(file); }; });
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Millrace runs DeepSeek-V4.1-Flash from the released checkpoint.", "millrace");
+  app.set_version_flag("--version", version_text,
+                       "the version, the compiler and the numerics id of every kernel table");
+  app.require_subcommand(0, 1);  // so that a wrong one is named
+  app.get_formatter()->column_width(34);
+
+  std::function<int()> action;
+  ChatOptions chat;
+  GenerateOptions generate;
+  ForwardOptionsFlags forward;
+  InspectOptions inspect;
+  TokenizeOptions tokenize;
+  DetokenizeOptions detokenize;
+  std::string encode_file = "-", parse_file = "-";
+  add_chat(app, chat, action);
+  add_generate(app, generate, action);
+  add_forward(app, forward, action);
+  add_inspect(app, inspect, action);
+  add_tokenize(app, tokenize, action);
+  add_detokenize(app, detokenize, action);
+  add_lines(app, "chat-encode", "chat requests to prompts, line by line", encode_file,
+            run_chat_encode, action);
+  add_lines(app, "chat-parse", "replies of the model to their parts, line by line", parse_file,
+            run_chat_parse, action);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kExitOk : kExitUsage;
+  }
+  if (action) return action();
+  std::cerr << app.help();
+  return kExitUsage;
+}
+
+}  // namespace
+}  // namespace millrace
+
+int main(int argc, char** argv) {
+  const millrace::ScopedFpEnvironment fp_environment;
+  return millrace::run(argc, argv);
+}

@@ -1,0 +1,133 @@
+#include "model_flags.h"
+
+#include <filesystem>
+
+#include "base/format.h"
+#include "chat/request_parser.h"
+#include "console.h"
+
+namespace millrace {
+namespace {
+
+namespace fs = std::filesystem;
+
+Error bad_flag(std::string_view flag, std::string_view found, std::string_view expected) {
+  return {Code::kInvalidArgument, format(flag, ": found \"", found, "\", expected ", expected)};
+}
+
+Result<std::pair<int32_t, double>> parse_logit_bias(std::string_view text) {
+  const size_t equals = text.find('=');
+  std::pair<int32_t, double> bias;
+  if (equals == text.npos || !parse_number(text.substr(0, equals), bias.first) ||
+      !parse_number(text.substr(equals + 1), bias.second)) {
+    return bad_flag("--logit-bias", text, "TOKEN_ID=NUMBER");
+  }
+  return bias;
+}
+
+// A word may stand at the start of a line or behind a blank: two spellings in tokens.
+void add_bad_word(const Tokenizer& tokenizer, const std::string& word, SamplingParams& params) {
+  for (const std::string& spelling : {word, " " + word}) {
+    params.bad_words_token_ids.push_back(tokenizer.encode(spelling, SpecialTokens::kPlainText));
+  }
+}
+
+}  // namespace
+
+Result<std::string> resolve_model_dir(const std::string& model_dir) {
+  std::error_code error;
+  if (!model_dir.empty()) {
+    if (fs::is_directory(model_dir, error)) return model_dir;
+    return Error{Code::kNotFound, format("--model: ", model_dir, " is no directory")};
+  }
+  const fs::path program = fs::read_symlink("/proc/self/exe", error);
+  const fs::path candidates[] = {program.parent_path() / "../models/nano",
+                                 program.parent_path() / "../share/millrace/models/nano"};
+  for (const fs::path& candidate : candidates) {
+    if (fs::is_directory(candidate, error)) return candidate.lexically_normal().string();
+  }
+  return Error{Code::kNotFound,
+               format("no model: found neither ", candidates[0].lexically_normal().string(), " nor ",
+                      candidates[1].lexically_normal().string(), "; name one with --model DIR")};
+}
+
+Result<LoadOptions> make_load_options(const ModelFlags& flags) {
+  LoadOptions options;
+  ASSIGN_OR_RETURN(options.model_dir, resolve_model_dir(flags.model_dir));
+  options.numerics = flags.numerics == "fp32" ? Numerics::kFp32 : Numerics::kReference;
+  options.num_threads = flags.num_threads;
+  options.isa = flags.isa;
+  return options;
+}
+
+Result<std::unique_ptr<Llm>> open_llm(const ModelFlags& flags) {
+  EngineOptions options;
+  ASSIGN_OR_RETURN(options.load, make_load_options(flags));
+  options.prefill_chunk = flags.chunk;
+  options.max_model_len = flags.max_model_len;
+  LoadProgress progress(options.load.model_dir);
+  return Llm::open(options, [&](int64_t done, int64_t all) { progress(done, all); });
+}
+
+Result<std::vector<int32_t>> parse_token_ids(std::string_view flag, std::string_view text) {
+  std::vector<int32_t> ids;
+  for (size_t at = 0; (at = text.find_first_not_of(", \t\r\n", at)) != text.npos;) {
+    const size_t end = std::min(text.find_first_of(", \t\r\n", at), text.size());
+    if (!parse_number(text.substr(at, end - at), ids.emplace_back())) {
+      return bad_flag(flag, text.substr(at, end - at),
+                      format("an integer as item ", ids.size(), " of the list"));
+    }
+    at = end;
+  }
+  return ids;
+}
+
+Result<SamplingParams> make_sampling(const SamplingFlags& flags, const Llm& llm) {
+  SamplingParams params = llm.default_sampling();
+  params.temperature = flags.temperature.value_or(params.temperature);
+  params.top_k = flags.top_k.value_or(params.top_k);
+  params.top_p = flags.top_p.value_or(params.top_p);
+  params.min_p = flags.min_p.value_or(params.min_p);
+  params.repetition_penalty = flags.repetition_penalty.value_or(params.repetition_penalty);
+  params.presence_penalty = flags.presence_penalty;
+  params.frequency_penalty = flags.frequency_penalty;
+  for (const std::string& text : flags.logit_bias) {
+    ASSIGN_OR_RETURN(auto bias, parse_logit_bias(text));
+    params.logit_bias.push_back(bias);
+  }
+  ASSIGN_OR_RETURN(params.allowed_token_ids,
+                   parse_token_ids("--allowed-token-ids", flags.allowed_token_ids));
+  ASSIGN_OR_RETURN(params.stop_token_ids, parse_token_ids("--stop-token-ids", flags.stop_token_ids));
+  for (const std::string& word : flags.bad_words) add_bad_word(llm.tokenizer(), word, params);
+  params.seed = flags.seed;
+  params.stop = flags.stop;
+  params.include_stop_str_in_output = flags.include_stop;
+  params.skip_special_tokens = !flags.keep_special;
+  params.ignore_eos = flags.ignore_eos;
+  params.min_tokens = flags.min_tokens;
+  params.max_tokens = flags.max_tokens;
+  params.logprobs = flags.logprobs;
+  params.prompt_logprobs = flags.prompt_logprobs;
+  RETURN_IF_ERROR(validate(params, llm.engine().vocab_size()));
+  return params;
+}
+
+Result<int> parse_effort(std::string_view effort) {
+  std::string names;
+  for (const EffortLevel& level : default_effort_levels()) {
+    if (level.name == effort) return level.effort;
+    names += level.name + ", ";
+  }
+  int number = 0;
+  if (parse_number(effort, number) && number >= 1 && number <= 100) return number;
+  return bad_flag("effort", effort, names + "or 1 to 100");
+}
+
+Status apply(const ThinkingFlags& flags, ChatRequest& chat) {
+  if (flags.no_think) chat.thinking = false;
+  if (flags.effort.empty()) return {};
+  ASSIGN_OR_RETURN(chat.reasoning_effort, parse_effort(flags.effort));
+  return {};
+}
+
+}  // namespace millrace

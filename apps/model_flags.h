@@ -1,0 +1,45 @@
+#pragma once
+
+// From the text of flags to values.
+
+#include <charconv>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "chat/messages.h"
+#include "commands.h"
+#include "engine/loaded_model.h"
+#include "llm/llm.h"
+
+namespace millrace {
+
+// The whole text as a number.
+template <class T>
+bool parse_number(std::string_view text, T& number) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+// The directory that --model names, or that of the model that comes with the program.
+Result<std::string> resolve_model_dir(const std::string& model_dir);
+
+Result<LoadOptions> make_load_options(const ModelFlags& flags);
+
+// With progress on stderr.
+Result<std::unique_ptr<Llm>> open_llm(const ModelFlags& flags);
+
+// "1,2,3", also with blanks. `flag` is for messages.
+Result<std::vector<int32_t>> parse_token_ids(std::string_view flag, std::string_view text);
+
+Result<SamplingParams> make_sampling(const SamplingFlags& flags, const Llm& llm);
+
+// A name (low, high, max, ...) or a number from 1 to 100.
+Result<int> parse_effort(std::string_view effort);
+
+Status apply(const ThinkingFlags& flags, ChatRequest& chat);
+
+}  // namespace millrace
