@@ -68,7 +68,7 @@ class Llm {
                           const AnswerSink& on_event = {}, int32_t choice_idx = 0);
 
   const Tokenizer& tokenizer() const { return tokenizer_; }
-  Engine& engine() { return *engine_; }
+  Engine& engine() const { return *engine_; }
 
  private:
   class Writer;
