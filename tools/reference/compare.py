@@ -17,6 +17,7 @@ With bounds, the exit status is 1 unless every compared tensor keeps them.
 """
 import argparse
 import re
+import signal
 import sys
 from dataclasses import dataclass
 
@@ -139,6 +140,7 @@ def main():
         "--margin", type=float, metavar="NATS", help="argmax may differ only below this margin"
     )
     options = parser.parse_args()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `compare.py ... | head` ends quietly
 
     ours, golden = safetensors.read(options.ours), safetensors.read(options.golden)
     compared, failures = 0, []

@@ -377,14 +377,13 @@ def command_golden(options):
             logits = reference.forward(ids)
             out[f"{name}.{mode}.last_logits"] = logits[-1].astype(np.float32)
             out[f"{name}.{mode}.nll"] = nll(logits, ids).astype(np.float32)
-        reference = references["reference"]
-        continuation, margins = reference_greedy(reference, nano, ids, 32)
-        drafted, confidences = reference.draft(len(ids), continuation[0])
-        prefix = f"{name}.reference."
-        out[prefix + "greedy32"] = np.array(continuation, np.int64)
-        out[prefix + "greedy32_margin"] = margins.astype(np.float32)
-        out[prefix + "draft_tokens"] = np.array(drafted, np.int64)
-        out[prefix + "draft_confidence"] = np.array(confidences, np.float32)
+        continuation, margins = reference_greedy(references["reference"], nano, ids, 32)
+        out[f"{name}.reference.greedy32"] = np.array(continuation, np.int64)
+        out[f"{name}.reference.greedy32_margin"] = margins.astype(np.float32)
+        for mode, reference in references.items():
+            drafted, confidences = reference.draft(len(ids), continuation[0])
+            out[f"{name}.{mode}.draft_tokens"] = np.array(drafted, np.int64)
+            out[f"{name}.{mode}.draft_confidence"] = np.array(confidences, np.float32)
         print(name, len(ids), repr(nano.tokenizer.decode(continuation)), flush=True)
     producer = "independent numpy reference; greedy32 ignores the end token"
     safetensors.write(options.out, out, {"producer": producer})
