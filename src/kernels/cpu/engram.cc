@@ -60,7 +60,6 @@ void engram_update(KernelContext& ctx, Matrix<const float> key_value, std::span<
     const bf16* q = q_weight.data() + stream * size;
     const bf16* k = k_weight.data() + stream * size;
     LaneSum dot, hh, kk;
-    dot.clear(), hh.clear(), kk.clear();
     each_sixteen(0, size, swapped, [&](auto access, int r, int64_t i) HWY_ATTR {
       const FloatVector x = access.load(h + i), y = access.load(key + i);
       dot.add(access, r, hn::Mul(x, access.load(q + i)), hn::Mul(access.load(k + i), y));

@@ -107,7 +107,7 @@ constexpr int kSumVectors = 16 / kLanes;
 struct LaneSum {
   FloatVector part[kSumVectors];
 
-  HWY_INLINE void clear() {
+  HWY_INLINE LaneSum() {
     for (FloatVector& v : part) v = hn::Zero(FloatTag());
   }
   // += x * y in register r.
@@ -179,6 +179,8 @@ HWY_INLINE FloatVector exp_lanes(FloatVector x) {
 // Touched elements below which waking other threads costs more than it saves: a region takes
 // 1-2 us, in which one thread touches about this many.
 constexpr int64_t kWorthSplitting = 16384;
+// The same for multiply-adds of a matrix product.
+constexpr int64_t kProductsWorthSplitting = 65536;
 
 // f(i, thread_idx) for each of `count` items; `cost` elements are touched per item.
 template <class F>

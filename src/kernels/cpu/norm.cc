@@ -25,7 +25,6 @@ void rms_norm(KernelContext& ctx, Matrix<const float> x, std::span<const bf16> w
   each_item(ctx, x.shape[0], 3 * size, [&](int64_t t, int) HWY_ATTR {
     const float* in = x.row(t);
     LaneSum squares;
-    squares.clear();
     each_sixteen(0, size, swapped, [&](auto access, int r, int64_t i) HWY_ATTR {
       const FloatVector v = access.load(in + i);
       squares.add(access, r, v, v);
