@@ -85,17 +85,25 @@ TEST_P(Nano, AlongGoldenContinuationsTheArgmaxIsEqualWhereverTheMarginAllowsIt) 
 }
 
 TEST_P(Nano, DraftsAfterTheFirstGreedyTokenAreTheGoldenOnes) {
-  if (GetParam() == Numerics::kFp32) return;  // the golden drafts are those of `reference`
+  // In fp32 they agree exactly. Roundings make `reference` chaotic: a near tie between two draft
+  // tokens may fall either way, and what follows it differs.
+  const bool exact = GetParam() == Numerics::kFp32;
+  size_t same = 0;
   for (const std::string& prompt : kPrompts) {
     SequenceState state(loaded_.model().config);
     forward(state, golden().token_ids(prompt + ".token_ids"));
     const int32_t anchor = golden().token_ids(prompt + ".reference.greedy32")[0];
     const Result<Draft> draft = runner_.draft(state, anchor);
     ASSERT_TRUE(draft.has_value());
-    EXPECT_EQ(draft.value().tokens, golden().token_ids(prompt + ".reference.draft_tokens")) << prompt;
-    const std::vector<float> want = golden().values<float>(prompt + ".reference.draft_confidence");
-    for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(draft.value().confidences[i], want[i], 0.05) << prompt;
+    const std::string want = prompt + "." + mode();
+    same += draft.value().tokens == golden().token_ids(want + ".draft_tokens");
+    const std::vector<float> confidences = golden().values<float>(want + ".draft_confidence");
+    EXPECT_NEAR(draft.value().confidences[0], confidences[0], exact ? 1e-3 : 0.05) << prompt;
+    for (size_t i = 0; exact && i < confidences.size(); ++i) {
+      EXPECT_NEAR(draft.value().confidences[i], confidences[i], 1e-3) << prompt;
+    }
   }
+  EXPECT_GE(same, exact ? kPrompts.size() : kPrompts.size() - 1);
 }
 
 INSTANTIATE_TEST_SUITE_P(EachNumerics, Nano, ::testing::Values(Numerics::kReference, Numerics::kFp32),

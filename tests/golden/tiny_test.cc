@@ -265,42 +265,76 @@ INSTANTIATE_TEST_SUITE_P(EachNumerics, TinySublayers, ::testing::Values(Numerics
 
 // ---- One answer.
 
-TEST(TinyOneAnswer, EveryChunkingThreadCountAndTableGivesTheSameBits) {
-  ScopedFpEnvironment fp;
+// Everything a way of running could change: logits of every token, and the draft after the last.
+struct Answer {
+  std::vector<float> logits;
+  Draft draft;
+};
+
+class OneAnswer {
+ public:
+  explicit OneAnswer(Numerics numerics) : loaded_(kFolder + "/tiny-v41", numerics) {
+    ids_ = golden().token_ids("reference.long.token_ids");
+    want_ = run(ref_kernels(), 1, ids_.size());
+  }
+
+  void expect_same(const KernelTable& kernels, int threads, size_t chunk) {
+    const Answer got = run(kernels, threads, chunk);
+    const std::string way = format(kernels.name, ", ", threads, " threads, chunks of ", chunk);
+    ASSERT_EQ(got.logits.size(), want_.logits.size()) << way;
+    EXPECT_EQ(std::memcmp(got.logits.data(), want_.logits.data(), got.logits.size() * sizeof(float)), 0) << way;
+    EXPECT_EQ(got.draft.tokens, want_.draft.tokens) << way;
+    EXPECT_EQ(got.draft.confidences, want_.draft.confidences) << way;
+  }
+
+  size_t whole() const { return ids_.size(); }
+
+ private:
+  Answer run(const KernelTable& kernels, int threads, size_t chunk) {
+    const ScopedFpEnvironment fp;
+    ThreadPool pool(threads);
+    KernelContext kernel_context(pool);
+    Runner runner(loaded_.model(), loaded_.experts(), kernels, kernel_context);
+    SequenceState state(loaded_.model().config);
+    Answer answer;
+    std::vector<float> part;
+    for (size_t begin = 0; begin < ids_.size(); begin += chunk) {
+      const size_t count = std::min(chunk, ids_.size() - begin);
+      MR_CHECK(runner.forward(state, std::span(ids_).subspan(begin, count),
+                              {.logits = LogitsFor::kAll, .feed_draft = true}, part).ok());
+      answer.logits.insert(answer.logits.end(), part.begin(), part.end());
+    }
+    const Result<Draft> draft = runner.draft(state, 7);
+    MR_CHECK(draft.has_value());
+    answer.draft = draft.value();
+    return answer;
+  }
+
+  LoadedModel loaded_;
+  std::vector<int32_t> ids_;
+  Answer want_;
+};
+
+TEST(TinyOneAnswer, ChunksThreadsAndTablesGiveTheBitsOfTheReference) {
+  OneAnswer reference(Numerics::kReference), fp32(Numerics::kFp32);
+  const KernelTable& best = *fast_kernels()[0];
+  for (size_t chunk : {size_t{1}, size_t{2}, size_t{3}, size_t{5}, size_t{7}, size_t{16}, size_t{64}}) {
+    reference.expect_same(best, 1 + int(chunk) % 2, chunk);
+  }
+  for (const KernelTable* kernels : fast_kernels()) {
+    reference.expect_same(*kernels, 4, reference.whole());
+    reference.expect_same(*kernels, 1, 7);
+    fp32.expect_same(*kernels, 2, 16);
+  }
+}
+
+TEST(TinyOneAnswerInFull, EveryChunkingThreadCountAndTableGivesTheBitsOfTheReference) {
   for (Numerics numerics : {Numerics::kReference, Numerics::kFp32}) {
-    LoadedModel loaded(kFolder + "/tiny-v41", numerics);
-    const ModelConfig& config = loaded.model().config;
-    const std::vector<int32_t> ids = golden().token_ids("reference.long.token_ids");
-    std::vector<float> want;
-    Draft want_draft;
-    const auto run = [&](const KernelTable& kernels, int threads, size_t chunk) {
-      ThreadPool pool(threads);
-      KernelContext kernel_context(pool);
-      Runner runner(loaded.model(), loaded.experts(), kernels, kernel_context);
-      SequenceState state(config);
-      std::vector<float> all, part;
-      for (size_t begin = 0; begin < ids.size(); begin += chunk) {
-        const size_t count = std::min(chunk, ids.size() - begin);
-        MR_CHECK(runner.forward(state, std::span(ids).subspan(begin, count),
-                                {.logits = LogitsFor::kAll, .feed_draft = true}, part).ok());
-        all.insert(all.end(), part.begin(), part.end());
-      }
-      const Result<Draft> draft = runner.draft(state, 7);
-      MR_CHECK(draft.has_value());
-      if (want.empty()) {
-        want = all;
-        want_draft = draft.value();
-      }
-      const std::string what = format(kernels.name, " threads ", threads, " chunk ", chunk);
-      EXPECT_TRUE(all.size() == want.size() && std::memcmp(all.data(), want.data(), 4 * all.size()) == 0) << what;
-      EXPECT_EQ(draft.value().tokens, want_draft.tokens) << what;
-      EXPECT_EQ(draft.value().confidences, want_draft.confidences) << what;
-    };
-    run(ref_kernels(), 1, ids.size());
+    OneAnswer answer(numerics);
     for (const KernelTable* kernels : fast_kernels()) {
       for (int threads : {1, 2, 4}) {
-        for (size_t chunk : {size_t{1}, size_t{2}, size_t{3}, size_t{5}, size_t{7}, size_t{16}, size_t{64}, ids.size()}) {
-          run(*kernels, threads, chunk);
+        for (size_t chunk : {size_t{1}, size_t{2}, size_t{3}, size_t{5}, size_t{7}, size_t{16}, size_t{64}, answer.whole()}) {
+          answer.expect_same(*kernels, threads, chunk);
         }
       }
     }

@@ -473,7 +473,9 @@ void multiply(KernelContext& ctx, Matrix<const float> x, const typename Format::
   if constexpr (Format::kPerWord == Fp8Format::kPerWord) {
     single = single && folds(max_magnitude(x.data, w.k), w);
   }
-  ctx.pool().parallel_for(num_groups<Format>(w), 1, [&](int64_t begin, int64_t end, int thread) {
+  const int64_t groups = num_groups<Format>(w);
+  const int64_t grain = rows * w.n * w.k < kProductsWorthSplitting ? groups : 1;
+  ctx.pool().parallel_for(groups, grain, [&](int64_t begin, int64_t end, int thread) {
     if constexpr (Format::kHasSingleRow) {
       if (single) return multiply_row<Format>(w, x.data, out.data, rounding, begin, end);
     }

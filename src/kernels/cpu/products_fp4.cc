@@ -231,7 +231,8 @@ void matmul_fp4(KernelContext& ctx, Fp8Rows x, const Fp4Matrix& w, Matrix<float>
   constexpr int64_t kCacheBytes = 256 * 1024, kMaxRows = 64;
   const int64_t fitting = kCacheBytes / (num_blocks * int64_t(sizeof(Block)));
   const int64_t chunk = fitting < 8 ? 8 : fitting < kMaxRows ? fitting : kMaxRows;
-  ctx.pool().parallel_for(w.n, kLanes, [&](int64_t begin, int64_t end, int thread_idx) {
+  const int64_t grain = num_rows * w.n * w.k < kProductsWorthSplitting ? w.n : kLanes;
+  ctx.pool().parallel_for(w.n, grain, [&](int64_t begin, int64_t end, int thread_idx) {
     for (int64_t t0 = 0; t0 < num_rows; t0 += chunk) {
       const int64_t rows = num_rows - t0 < chunk ? num_rows - t0 : chunk;
       float* acc = ctx.scratch<float>(
