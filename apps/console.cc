@@ -1,5 +1,7 @@
 #include "console.h"
 
+#include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -8,6 +10,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <iterator>
+#include <utility>
 
 #include "base/format.h"
 #include "commands.h"
@@ -18,10 +21,16 @@ namespace {
 
 constexpr std::string_view kDim = "\033[2m", kNormal = "\033[0m", kClearLine = "\r\033[K";
 
-// A signal handler can reach nothing but a global.
-volatile sig_atomic_t num_interrupts = 0;
-void count_interrupt(int) { num_interrupts = num_interrupts + 1; }
+// A signal handler can reach nothing but globals. The pipe wakes whoever waits for input: a signal
+// that comes just before the wait, or on another thread, would not.
+int interrupt_pipe[2] = {-1, -1};
 struct sigaction previous_action;
+
+void on_interrupt(int) {
+  const int saved_errno = errno;
+  [[maybe_unused]] const ssize_t written = write(interrupt_pipe[1], "", 1);
+  errno = saved_errno;
+}
 
 bool stderr_is_terminal() { return isatty(STDERR_FILENO); }
 
@@ -49,18 +58,29 @@ Result<std::string> read_input(const std::string& file) {
 }
 
 Interrupts::Interrupts() {
-  num_interrupts = 0;
+  if (pipe2(interrupt_pipe, O_NONBLOCK | O_CLOEXEC) != 0) return;  // then Ctrl-C ends the program
   struct sigaction action = {};
-  action.sa_handler = count_interrupt;  // without SA_RESTART: a read returns
+  action.sa_handler = on_interrupt;
+  action.sa_flags = SA_RESTART;
   sigaction(SIGINT, &action, &previous_action);
 }
 
-Interrupts::~Interrupts() { sigaction(SIGINT, &previous_action, nullptr); }
+Interrupts::~Interrupts() {
+  if (interrupt_pipe[0] < 0) return;
+  sigaction(SIGINT, &previous_action, nullptr);
+  for (int& fd : interrupt_pipe) close(std::exchange(fd, -1));
+}
 
 bool Interrupts::take() {
-  const bool came = num_interrupts > 0;
-  num_interrupts = 0;
-  return came;
+  char bytes[64];
+  return interrupt_pipe[0] >= 0 && read(interrupt_pipe[0], bytes, sizeof bytes) > 0;
+}
+
+bool Interrupts::wait_for_input() {
+  pollfd fds[] = {{STDIN_FILENO, POLLIN, 0}, {interrupt_pipe[0], POLLIN, 0}};
+  while (poll(fds, 2, -1) < 0 && errno == EINTR) {
+  }
+  return !take();
 }
 
 LineReader::Event LineReader::read(std::string& line) {
@@ -73,12 +93,11 @@ LineReader::Event LineReader::read(std::string& line) {
       return Event::kLine;
     }
     if (at_end_) return Event::kEnd;
+    if (!Interrupts::wait_for_input()) return Event::kInterrupt;
     char chunk[4096];
     const ssize_t count = ::read(STDIN_FILENO, chunk, sizeof chunk);
     if (count > 0) {
       buffered_.append(chunk, size_t(count));
-    } else if (count < 0 && errno == EINTR) {
-      if (Interrupts::take()) return Event::kInterrupt;
     } else {
       at_end_ = true;
     }

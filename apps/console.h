@@ -27,7 +27,7 @@ void print(std::string_view text);
 // The whole of a file, or of stdin for "-".
 Result<std::string> read_input(const std::string& file);
 
-// While one lives, Ctrl-C is counted instead of ending the program. At most one at a time.
+// While one lives, Ctrl-C is noted instead of ending the program. At most one at a time.
 class Interrupts {
  public:
   Interrupts();
@@ -37,9 +37,13 @@ class Interrupts {
 
   // Whether Ctrl-C came since the last call.
   static bool take();
+
+  // Waits until stdin has something, or its end; false: Ctrl-C came first.
+  static bool wait_for_input();
 };
 
-// Lines of stdin. Reads by itself, not through a stream: a Ctrl-C must end the wait.
+// Lines of stdin. Reads by itself, not through a stream: a Ctrl-C must end the wait. Requires: an
+// Interrupts lives.
 class LineReader {
  public:
   enum class Event { kLine, kEnd, kInterrupt };

@@ -11,6 +11,7 @@
 #include "commands.h"
 #include "console.h"
 #include "engine/loaded_model.h"
+#include "model_flags.h"
 #include "sys/fp_environment.h"
 
 namespace millrace {
@@ -102,6 +103,11 @@ void add_thinking_flags(CLI::App& command, ThinkingFlags& flags) {
   command
       .add_option("--effort", flags.effort,
                   "how thoroughly to think: low, high, max or 1 to 100")
+      ->check([](const std::string& effort) {
+        const Result<int> level = parse_effort(effort);
+        return level.has_value() ? std::string() : level.error().message;
+      })
+      ->type_name("LEVEL")
       ->group("Chat");
 }
 
