@@ -4,10 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
-#include <limits>
+#include <cstdio>
+#include <string>
 
 #include "kernels/kernels.h"
 #include "sys/fp_environment.h"
@@ -43,8 +44,13 @@ class Random {
     const float x = sign * std::ldexp(mantissa, int(below(12)) - 8);
     if (data == Data::kBf16) return round_to_bf16(x);
     if (data == Data::kBinades || below(8) != 0) return x;
-    const float finite[] = {0.0f,  sign * 0.0f,  sign * 0x1p-149f,  sign * 0x1.8p-130f,
-                            sign * 0x1.4p-126f,  sign * 0x1p-70f,   sign * 0x1.cp60f,
+    const float finite[] = {0.0f,
+                            sign * 0.0f,
+                            sign * 0x1p-149f,
+                            sign * 0x1.8p-130f,
+                            sign * 0x1.4p-126f,
+                            sign * 0x1p-70f,
+                            sign * 0x1.cp60f,
                             sign * 0x1.fffffep127f};
     if (data == Data::kFinite || below(40) != 0) return finite[below(std::size(finite))];
     return below(2) == 0 ? sign * INFINITY : NAN;
@@ -118,13 +124,18 @@ Matrix<const float> view(const Floats& v, int64_t rows) {
 
 void append(Floats& all, const Floats& more) { all.insert(all.end(), more.begin(), more.end()); }
 
+struct Shape {
+  int64_t rows, columns, depth = 0;
+};
+
 constexpr Rounding kRoundings[] = {Rounding::kNone, Rounding::kBf16};
 
 // ---- Quantisation.
 
 TEST_P(EveryTarget, QuantizeFp8EqualsTheReference) {
   for (Data data : kAllData) {
-    for (auto [tokens, size] : {std::pair{0, 32}, {1, 32}, {3, 160}, {2, 2304}, {7, 5120}}) {
+    for (const Shape& shape : {Shape{0, 32}, {1, 32}, {3, 160}, {2, 2304}, {7, 5120}}) {
+      const int64_t tokens = shape.rows, size = shape.columns;
       const Floats x = Random(uint64_t(size)).numbers(tokens * size, data);
       compare(text(tokens, size, data), [&](const KernelTable& table, KernelContext& ctx) {
         std::vector<uint8_t> codes(x.size()), scales(x.size() / 32);
@@ -139,37 +150,45 @@ TEST_P(EveryTarget, QuantizeFp8EqualsTheReference) {
   }
 }
 
-// `quantize` in place on every kind of data, and on values close to the limits of the scales.
-#define EXPECT_SAME_FAKE_QUANTIZATION(quantize)                                             \
-  for (Data data : kAllData) {                                                              \
-    for (auto [tokens, size] : {std::pair{0, 32}, {1, 32}, {3, 160}, {640, 512}}) {         \
-      const Floats x = Random(uint64_t(size)).numbers(tokens * size, data);                 \
-      compare(text(tokens, size, data), [&](const KernelTable& table, KernelContext& ctx) { \
-        Floats y = x;                                                                       \
-        table.quantize(ctx, view(y, tokens));                                               \
-        return y;                                                                           \
-      });                                                                                   \
-    }                                                                                       \
-  }                                                                                         \
-  for (int exponent = -149; exponent <= 127; ++exponent) {                                  \
-    Random random(7);                                                                       \
-    Floats x(64);                                                                           \
-    for (float& v : x) v = std::ldexp(random.number(Data::kBinades) / 16.0f, exponent);     \
-    compare(text(exponent), [&](const KernelTable& table, KernelContext& ctx) {             \
-      Floats y = x;                                                                         \
-      table.quantize(ctx, view(y, 2));                                                      \
-      return y;                                                                             \
-    });                                                                                     \
+// In place, on every kind of data and at every exponent, where scales have their limits.
+template <class Compare>
+void fake_quantization_cases(void (*KernelTable::*quantize)(KernelContext&, Matrix<float>),
+                             const Compare& compare) {
+  const auto check = [&](const std::string& what, const Floats& x, int64_t rows) {
+    compare(what, [&](const KernelTable& table, KernelContext& ctx) {
+      Floats y = x;
+      (table.*quantize)(ctx, view(y, rows));
+      return y;
+    });
+  };
+  for (Data data : kAllData) {
+    for (const Shape& shape : {Shape{0, 32}, {1, 32}, {3, 160}, {640, 512}}) {
+      Random random{uint64_t(shape.columns)};
+      check(text(shape.rows, shape.columns, data), random.numbers(shape.rows * shape.columns, data),
+            shape.rows);
+    }
   }
+  for (int exponent = -149; exponent <= 127; ++exponent) {
+    Random random(7);
+    Floats x(64);
+    for (float& v : x) v = std::ldexp(random.number(Data::kBinades) / 16.0f, exponent);
+    check(text(exponent), x, 2);
+  }
+}
 
 TEST_P(EveryTarget, FakeQuantizeFp8EqualsTheReference) {
-  EXPECT_SAME_FAKE_QUANTIZATION(fake_quantize_fp8);
+  fake_quantization_cases(&KernelTable::fake_quantize_fp8,
+                          [&](const auto&... arguments) { compare(arguments...); });
 }
+
 TEST_P(EveryTarget, FakeQuantizeNvfp4EqualsTheReference) {
-  EXPECT_SAME_FAKE_QUANTIZATION(fake_quantize_nvfp4);
+  fake_quantization_cases(&KernelTable::fake_quantize_nvfp4,
+                          [&](const auto&... arguments) { compare(arguments...); });
 }
+
 TEST_P(EveryTarget, FakeQuantizeMxfp4EqualsTheReference) {
-  EXPECT_SAME_FAKE_QUANTIZATION(fake_quantize_mxfp4);
+  fake_quantization_cases(&KernelTable::fake_quantize_mxfp4,
+                          [&](const auto&... arguments) { compare(arguments...); });
 }
 
 // ---- Norms and rotation.
@@ -182,10 +201,12 @@ TEST_P(EveryTarget, RmsNormEqualsTheReference) {
         const Floats x = random.numbers(tokens * size, data);
         const std::vector<bf16> weight = random.bf16_numbers(size);
         for (Rounding rounding : kRoundings) {
-          compare(text(tokens, size, data, rounding), [&](const KernelTable& table, KernelContext& ctx) {
+          compare(text(tokens, size, data, rounding), [&](const KernelTable& table,
+                                                          KernelContext& ctx) {
             Floats out(x.size()), in_place = x;
             table.rms_norm(ctx, view(x, tokens), weight, 1e-6f, view(out, tokens), rounding);
-            table.rms_norm(ctx, view(in_place, tokens), weight, 1e-6f, view(in_place, tokens), rounding);
+            table.rms_norm(ctx, view(in_place, tokens), weight, 1e-6f, view(in_place, tokens),
+                           rounding);
             append(out, in_place);
             return out;
           });
@@ -207,12 +228,13 @@ TEST_P(EveryTarget, RopeEqualsTheReference) {
       const Floats sin = random.numbers(c.tokens * c.pairs, data);
       for (Rounding rounding : kRoundings) {
         for (bool inverse : {false, true}) {
-          compare(text(c.heads, data, rounding, inverse), [&](const KernelTable& table, KernelContext& ctx) {
-            Floats y = x;
-            table.rope(ctx, {y.data(), {c.tokens, c.heads, c.size}}, view(cos, c.tokens),
-                       view(sin, c.tokens), inverse, rounding);
-            return y;
-          });
+          compare(text(c.heads, data, rounding, inverse),
+                  [&](const KernelTable& table, KernelContext& ctx) {
+                    Floats y = x;
+                    table.rope(ctx, {y.data(), {c.tokens, c.heads, c.size}}, view(cos, c.tokens),
+                               view(sin, c.tokens), inverse, rounding);
+                    return y;
+                  });
         }
       }
     }
@@ -247,7 +269,8 @@ TEST_P(EveryTarget, HcMixesEqualsTheReference) {
     Random random(5);
     const Floats streams = random.numbers(c.tokens * m * c.size, c.data);
     const Floats fn = random.numbers(rows * m * c.size, Data::kBinades);
-    const Floats scale = random.numbers(3, Data::kBinades), base = random.numbers(rows, Data::kBinades);
+    const Floats scale = random.numbers(3, Data::kBinades),
+                 base = random.numbers(rows, Data::kBinades);
     compare(c.name(), [&](const KernelTable& table, KernelContext& ctx) {
       Floats pre(size_t(c.tokens * m)), post(pre.size()), comb(size_t(c.tokens * m * m));
       table.hc_mixes(ctx, {streams.data(), {c.tokens, m * c.size}},
@@ -290,8 +313,8 @@ TEST_P(EveryTarget, HcExpandEqualsTheReference) {
       compare(c.name(), [&](const KernelTable& table, KernelContext& ctx) {
         Floats updated = streams;
         table.hc_expand(ctx, {y.data(), {c.tokens, c.size}}, {post.data(), {c.tokens, m}},
-                        {comb.data(), {c.tokens, m * m}},
-                        {updated.data(), {c.tokens, m * c.size}}, rounding);
+                        {comb.data(), {c.tokens, m * m}}, {updated.data(), {c.tokens, m * c.size}},
+                        rounding);
         return updated;
       });
     }
@@ -304,8 +327,8 @@ TEST_P(EveryTarget, HcMeanEqualsTheReference) {
     for (Rounding rounding : kRoundings) {
       compare(c.name(), [&](const KernelTable& table, KernelContext& ctx) {
         Floats mean(size_t(c.tokens * c.size));
-        table.hc_mean(ctx, {streams.data(), {c.tokens, c.num_streams * c.size}},
-                      int(c.num_streams), {mean.data(), {c.tokens, c.size}}, rounding);
+        table.hc_mean(ctx, {streams.data(), {c.tokens, c.num_streams * c.size}}, int(c.num_streams),
+                      {mean.data(), {c.tokens, c.size}}, rounding);
         return mean;
       });
     }
@@ -336,7 +359,8 @@ void attention_case(const AttentionCase& c, Data data, float scale, const Compar
   for (size_t t = 0; t < size_t(tokens); ++t) {
     window_begin.push_back(int32_t(random.below(kWindow - c.window_count[t] + 1)));
     int32_t row = int32_t(random.below(kCompressed - 2 * c.num_selected[t]));
-    for (int32_t s = 0; s < c.num_selected[t]; ++s) selected.push_back(row += 1 + int32_t(random.below(2)));
+    for (int32_t s = 0; s < c.num_selected[t]; ++s)
+      selected.push_back(row += 1 + int32_t(random.below(2)));
     selected_begin.push_back(int64_t(selected.size()));
   }
   for (Rounding rounding : kRoundings) {
@@ -364,7 +388,7 @@ TEST_P(EveryTarget, AttentionEqualsTheReference) {
   for (Data data : kAllData) {
     for (const AttentionCase& c : cases) {
       for (float scale : {0.001f, 0.3f}) {
-        attention_case(c, data, scale, [&](auto... arguments) { compare(arguments...); });
+        attention_case(c, data, scale, [&](const auto&... arguments) { compare(arguments...); });
       }
     }
   }
@@ -372,12 +396,13 @@ TEST_P(EveryTarget, AttentionEqualsTheReference) {
 
 TEST_P(EveryTarget, AttentionEqualsTheReferenceAtTheModelsSize) {
   attention_case({64, 512, {128}, {512}}, Data::kBinades, 0.001f,
-                 [&](auto... arguments) { compare(arguments...); });
+                 [&](const auto&... arguments) { compare(arguments...); });
 }
 
 TEST_P(EveryTarget, CompressPairsEqualsTheReference) {
   for (Data data : kAllData) {
-    for (auto [pairs, size] : {std::pair{0, 8}, {1, 1}, {1, 13}, {3, 96}, {33, 512}}) {
+    for (const Shape& shape : {Shape{0, 8}, {1, 1}, {1, 13}, {3, 96}, {33, 512}}) {
+      const int64_t pairs = shape.rows, size = shape.columns;
       Random random(9);
       const Floats a = random.numbers(2 * pairs * size, data);
       const Floats b = random.numbers(2 * pairs * size, data);
@@ -402,16 +427,17 @@ void index_case(int64_t heads, int64_t size, const std::vector<int64_t>& num_vis
   const Floats q = random.numbers(tokens * heads * size, data);
   const Floats weights = random.numbers(tokens * heads, data);
   const Floats keys = random.numbers(num_keys * size, data);
-  compare(text(tokens, heads, size, num_keys, data), [&](const KernelTable& table, KernelContext& ctx) {
-    Floats scores(size_t(tokens * num_keys), 7.0f);  // the rest of a row must stay
-    table.index_scores(ctx, {q.data(), {tokens, heads, size}}, view(weights, tokens),
-                       view(keys, num_keys), num_visible, view(scores, tokens));
-    return scores;
-  });
+  compare(text(tokens, heads, size, num_keys, data),
+          [&](const KernelTable& table, KernelContext& ctx) {
+            Floats scores(size_t(tokens * num_keys), 7.0f);  // the rest of a row must stay
+            table.index_scores(ctx, {q.data(), {tokens, heads, size}}, view(weights, tokens),
+                               view(keys, num_keys), num_visible, view(scores, tokens));
+            return scores;
+          });
 }
 
 TEST_P(EveryTarget, IndexScoresEqualsTheReference) {
-  const auto check = [&](auto... arguments) { compare(arguments...); };
+  const auto check = [&](const auto&... arguments) { compare(arguments...); };
   for (Data data : kAllData) {
     index_case(1, 32, {0}, data, check);
     index_case(1, 32, {1}, data, check);
@@ -422,24 +448,26 @@ TEST_P(EveryTarget, IndexScoresEqualsTheReference) {
 }
 
 TEST_P(EveryTarget, IndexScoresEqualsTheReferenceAtTheModelsSize) {
-  index_case(32, 128, {5000}, Data::kBinades, [&](auto... arguments) { compare(arguments...); });
+  index_case(32, 128, {5000}, Data::kBinades,
+             [&](const auto&... arguments) { compare(arguments...); });
 }
 
 // ---- Engram.
 
 TEST_P(EveryTarget, GatherFp8EqualsTheReference) {
-  for (auto [tokens, columns, width] : {std::array{0, 1, 32}, {1, 1, 32}, {3, 5, 64}, {40, 16, 320}}) {
+  for (const Shape& shape : {Shape{0, 1, 32}, {1, 1, 32}, {3, 5, 64}, {40, 16, 320}}) {
+    const int64_t tokens = shape.rows, columns = shape.columns, width = shape.depth;
     constexpr int64_t kRows = 100;
     Random random(10);
     const std::vector<uint8_t> codes = random.bytes(kRows * width);
     const std::vector<uint8_t> scales = random.bytes(kRows * width / 32, 0, 254);
     std::vector<int64_t> row_ids(size_t(tokens * columns));
     for (int64_t& id : row_ids) id = random.below(kRows);
-    compare(text(tokens, columns, width), [&, tokens = tokens, columns = columns, width = width](
-                                              const KernelTable& table, KernelContext& ctx) {
+    compare(text(tokens, columns, width), [&](const KernelTable& table, KernelContext& ctx) {
       Floats out(size_t(tokens * columns * width));
       table.gather_fp8(ctx, {codes.data(), scales.data(), kRows, width},
-                       {row_ids.data(), {tokens, columns}}, {out.data(), {tokens, columns * width}});
+                       {row_ids.data(), {tokens, columns}},
+                       {out.data(), {tokens, columns * width}});
       return out;
     });
   }
@@ -451,7 +479,8 @@ TEST_P(EveryTarget, EngramUpdateEqualsTheReference) {
     Random random(11);
     const Floats key_value = random.numbers(c.tokens * (m + 1) * c.size, c.data);
     const Floats streams = random.numbers(c.tokens * m * c.size, c.data);
-    const std::vector<bf16> q = random.bf16_numbers(m * c.size), k = random.bf16_numbers(m * c.size);
+    const std::vector<bf16> q = random.bf16_numbers(m * c.size),
+                            k = random.bf16_numbers(m * c.size);
     std::vector<uint8_t> dead(size_t(c.tokens));
     for (size_t t = 0; t < dead.size(); ++t) dead[t] = t % 3 == 1;
     for (Rounding rounding : kRoundings) {
@@ -469,7 +498,8 @@ TEST_P(EveryTarget, EngramUpdateEqualsTheReference) {
 
 TEST_P(EveryTarget, SwigluEqualsTheReference) {
   for (Data data : kAllData) {
-    for (auto [tokens, size] : {std::pair{0, 8}, {1, 1}, {3, 13}, {2, 2304}, {40, 64}}) {
+    for (const Shape& shape : {Shape{0, 8}, {1, 1}, {3, 13}, {2, 2304}, {40, 64}}) {
+      const int64_t tokens = shape.rows, size = shape.columns;
       Random random(12);
       Floats gate = random.numbers(tokens * size, data), up = random.numbers(tokens * size, data);
       for (size_t i = 0; i < gate.size(); i += 3) gate[i] *= 8, up[i] *= 8;  // beyond the limit
@@ -489,7 +519,8 @@ TEST_P(EveryTarget, SwigluEqualsTheReference) {
 // Silu meets every float exponent through swiglu: a sweep of its exponential.
 TEST_P(EveryTarget, SwigluExponentialEqualsTheReference) {
   Floats gate;
-  for (uint64_t bits = 0; bits <= 0xffffffff; bits += 65521) gate.push_back(std::bit_cast<float>(uint32_t(bits)));
+  for (uint64_t bits = 0; bits <= 0xffffffff; bits += 65521)
+    gate.push_back(std::bit_cast<float>(uint32_t(bits)));
   for (float x = -110; x < 110; x += 0.0078125f) gate.push_back(x);
   const Floats up(gate.size(), 1.0f), weight(1, 1.0f);
   compare("", [&](const KernelTable& table, KernelContext& ctx) {
@@ -501,16 +532,17 @@ TEST_P(EveryTarget, SwigluExponentialEqualsTheReference) {
 
 TEST_P(EveryTarget, CombineExpertsEqualsTheReference) {
   for (Data data : kAllData) {
-    for (auto [tokens, slots, size] : {std::array{0, 4, 8}, {1, 1, 1}, {3, 2, 13}, {2, 6, 5120}, {40, 6, 128}}) {
+    for (const Shape& shape : {Shape{0, 4, 8}, {1, 1, 1}, {3, 2, 13}, {2, 6, 5120}, {40, 6, 128}}) {
+      const int64_t tokens = shape.rows, slots = shape.columns, size = shape.depth;
       Random random(13);
       const Floats expert_out = random.numbers(tokens * slots * size, data);
       const Floats shared = random.numbers(tokens * size, data);
       for (Rounding rounding : kRoundings) {
-        compare(text(tokens, slots, size, data), [&, tokens = tokens, slots = slots, size = size](
-                                                     const KernelTable& table, KernelContext& ctx) {
+        compare(text(tokens, slots, size, data), [&](const KernelTable& table, KernelContext& ctx) {
           Floats out(shared.size());
           table.combine_experts(ctx, {expert_out.data(), {tokens, slots, size}},
-                                {shared.data(), {tokens, size}}, {out.data(), {tokens, size}}, rounding);
+                                {shared.data(), {tokens, size}}, {out.data(), {tokens, size}},
+                                rounding);
           return out;
         });
       }
