@@ -1,8 +1,9 @@
 # Sourced by ./run and ./test: installs what the build needs and builds. Everything it prints goes
 # to stderr, so that `./run generate ... > file` holds the program's output alone.
 
-build_packages=(g++ cmake ninja-build ccache libhwy-dev libboost1.81-dev libboost-json1.81-dev
-                libcli11-dev libspdlog-dev libgtest-dev libgmock-dev)
+# ./run and ./test share one build folder, so both need all of these.
+packages=(g++ cmake ninja-build ccache libhwy-dev libboost1.81-dev libboost-json1.81-dev
+          libcli11-dev libgtest-dev libgmock-dev python3 python3-numpy)
 
 as_root() {
   if ((EUID == 0)); then "$@"; else sudo "$@"; fi
