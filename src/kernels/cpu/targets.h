@@ -11,7 +11,11 @@
 
 #if defined(__x86_64__)
 #define HWY_BASELINE_TARGETS HWY_EMU128
+#if defined(MILLRACE_FEW_TARGETS)  // sanitizers: the same code once plain and once wide is enough
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3 | HWY_AVX3_DL)
+#else
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
+#endif
 // Highway avoids EMU128 under g++ below 12.3, whose auto-vectoriser miscompiles it (GCC bug
 // 106322); the build compiles this folder without the auto-vectoriser.
 #define HWY_BROKEN_EMU128 0
