@@ -115,27 +115,6 @@ def command_forward(options):
     print("greedy next token", draft["anchor"][0], "draft", draft["tokens"].tolist())
 
 
-def command_extend(options):
-    """Adds to a golden file what tells a wrong program from a rounding one: by how much each greedy
-    token beat the runner-up along the stored continuation (which goes on past the end token), and
-    the drafts after its first token in fp32."""
-    tensors = safetensors.read(options.golden)
-    reference, fp32 = (Reference(options.checkpoint, mode) for mode in ("reference", "fp32"))
-    for name in [n for n in tensors if n.endswith(".reference.greedy32")]:
-        case = name.split(".")[0]
-        prompt, greedy = tensors[case + ".token_ids"].tolist(), tensors[name]
-        logits = reference.forward([*prompt, *greedy[:-1].tolist()])[len(prompt) - 1 :]
-        chosen = logits[np.arange(len(greedy)), greedy].copy()
-        logits[np.arange(len(greedy)), greedy] = -np.inf
-        tensors[name + "_margin"] = (chosen - logits.max(1)).astype(np.float32)
-        fp32.forward(prompt)
-        drafted, confidences = fp32.draft(len(prompt), int(greedy[0]))
-        tensors[case + ".fp32.draft_tokens"] = np.array(drafted, np.int64)
-        tensors[case + ".fp32.draft_confidence"] = np.array(confidences, np.float32)
-        print(f"{case}: smallest margin {tensors[name + '_margin'].min():.4f}, draft {drafted}")
-    safetensors.write(options.golden, tensors, METADATA)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -151,11 +130,6 @@ def main():
     vectors.add_argument("out", type=Path, help="a .safetensors file")
     vectors.add_argument("--seed", type=int, default=100)
     vectors.set_defaults(run=command_vectors)
-
-    extend = commands.add_parser("extend", help="add margins and fp32 drafts to a golden file")
-    extend.add_argument("checkpoint", type=Path)
-    extend.add_argument("golden", type=Path, help="a .safetensors file, changed in place")
-    extend.set_defaults(run=command_extend)
 
     forward = commands.add_parser("forward", help="logits, trace and draft for given tokens")
     forward.add_argument("checkpoint", type=Path)
