@@ -11,8 +11,8 @@ namespace {
 
 // Queries [begin, end) of `q` [heads, size] transposed: out[d * width + h]. Heads up to the width
 // are zero.
-HWY_INLINE void transpose_heads(const float* q, int64_t head_stride, int64_t size, int64_t heads,
-                                int64_t width, float* out) {
+void transpose_heads(const float* q, int64_t head_stride, int64_t size, int64_t heads,
+                     int64_t width, float* out) {
   for (int64_t d = 0; d < size; ++d) {
     for (int64_t h = 0; h < heads; ++h) out[d * width + h] = q[h * head_stride + d];
     for (int64_t h = heads; h < width; ++h) out[d * width + h] = 0;
@@ -34,7 +34,7 @@ struct HeadTile {
 
 // scores[j] of keys [key, key + kKeys).
 template <int kVectors, int kKeys>
-HWY_INLINE void score_keys(const HeadTile& tile, int64_t key, float scale, bool swapped) {
+void score_keys(const HeadTile& tile, int64_t key, float scale, bool swapped) {
   const FloatTag tag;
   const float* row[kKeys];
   FloatVector acc[kKeys][kVectors];
@@ -46,7 +46,8 @@ HWY_INLINE void score_keys(const HeadTile& tile, int64_t key, float scale, bool 
   for (int64_t n = 0; n < tile.size; ++n) {
     const int64_t d = nth(n, tile.size, swapped);
     FloatVector query[kVectors];
-    for (int v = 0; v < kVectors; ++v) query[v] = hn::Load(tag, tile.query + d * kWidth + v * kLanes);
+    const float* at = tile.query + d * kWidth;
+    for (int v = 0; v < kVectors; ++v) query[v] = hn::Load(tag, at + v * kLanes);
     for (int j = 0; j < kKeys; ++j) {
       const FloatVector value = hn::Set(tag, row[j][d]);
       for (int v = 0; v < kVectors; ++v) acc[j][v] = fused_multiply_add(query[v], value, acc[j][v]);
@@ -61,7 +62,7 @@ HWY_INLINE void score_keys(const HeadTile& tile, int64_t key, float scale, bool 
 }
 
 // Scores of a vector of heads to weights, in place.
-HWY_INLINE void softmax(const HeadTile& tile, int64_t first_head, FloatVector sink, bool swapped) {
+void softmax(const HeadTile& tile, int64_t first_head, FloatVector sink, bool swapped) {
   const FloatTag tag;
   float* scores = tile.scores + first_head;
   FloatVector largest = hn::Set(tag, -1e30f);
@@ -93,9 +94,8 @@ HWY_INLINE void softmax(const HeadTile& tile, int64_t first_head, FloatVector si
 // out[h][d ...] += the keys [begin, end), for kHeads heads from `head` and kVectors vectors of
 // dims from d; the sums start from zero at key 0 and are finished at the last one.
 template <int kHeads, int kVectors, class Access>
-HWY_INLINE void add_values(const HeadTile& tile, int64_t begin, int64_t end, int64_t head,
-                           int64_t d, const Access& access, TensorView<float, 2> out,
-                           Rounding rounding, bool swapped) {
+void add_values(const HeadTile& tile, int64_t begin, int64_t end, int64_t head, int64_t d,
+                const Access& access, TensorView<float, 2> out, Rounding rounding, bool swapped) {
   const FloatTag tag;
   FloatVector acc[kHeads][kVectors];
   for (int h = 0; h < kHeads; ++h) {
@@ -111,7 +111,9 @@ HWY_INLINE void add_values(const HeadTile& tile, int64_t begin, int64_t end, int
     for (int v = 0; v < kVectors; ++v) value[v] = access.load(row + v * kLanes);
     for (int h = 0; h < kHeads; ++h) {
       const FloatVector weight = hn::Set(tag, weights[h]);
-      for (int v = 0; v < kVectors; ++v) acc[h][v] = fused_multiply_add(weight, value[v], acc[h][v]);
+      for (int v = 0; v < kVectors; ++v) {
+        acc[h][v] = fused_multiply_add(weight, value[v], acc[h][v]);
+      }
     }
   }
   const bool is_last = end == tile.keys;
@@ -124,8 +126,8 @@ HWY_INLINE void add_values(const HeadTile& tile, int64_t begin, int64_t end, int
 }
 
 template <int kHeads>
-HWY_INLINE void add_value_rows(const HeadTile& tile, int64_t begin, int64_t end, int64_t head,
-                               TensorView<float, 2> out, Rounding rounding, bool swapped) {
+void add_value_rows(const HeadTile& tile, int64_t begin, int64_t end, int64_t head,
+                    TensorView<float, 2> out, Rounding rounding, bool swapped) {
   constexpr int kVectors = 3;
   int64_t d = 0;
   for (; d + kVectors * kLanes <= tile.size; d += kVectors * kLanes) {
@@ -141,8 +143,8 @@ HWY_INLINE void add_value_rows(const HeadTile& tile, int64_t begin, int64_t end,
 }
 
 template <int kVectors>
-HWY_INLINE void attend(const HeadTile& tile, const float* sink, float scale,
-                       TensorView<float, 2> out, Rounding rounding) {
+void attend(const HeadTile& tile, const float* sink, float scale, TensorView<float, 2> out,
+            Rounding rounding) {
   constexpr int kKeys = 6;
   const bool swapped_scores = mutated("attention/scores");
   const bool swapped_softmax = mutated("attention/softmax");
@@ -187,7 +189,8 @@ void attention(KernelContext& ctx, TensorView<const float, 3> q, const Attention
       .bind('S', tokens + 1).bind('S', int64_t(keys.selected_begin.size()));
   int64_t most_keys = 0;
   for (size_t t = 0; t < size_t(tokens); ++t) {
-    const int64_t count = keys.window_count[t] + keys.selected_begin[t + 1] - keys.selected_begin[t];
+    const int64_t selected = keys.selected_begin[t + 1] - keys.selected_begin[t];
+    const int64_t count = keys.window_count[t] + selected;
     most_keys = count > most_keys ? count : most_keys;
   }
   constexpr int64_t kTile = kHeadVectors * kLanes;
@@ -195,7 +198,8 @@ void attention(KernelContext& ctx, TensorView<const float, 3> q, const Attention
   // Scratch of a thread: the transposed queries and the scores of a tile, and the key rows.
   const int64_t floats = (size + most_keys) * kTile;
   const size_t bytes = size_t(floats) * sizeof(float) + size_t(most_keys) * sizeof(const float*);
-  each_item(ctx, tokens * tiles, (most_keys + 1) * size, [&](int64_t item, int thread_idx) HWY_ATTR {
+  const int64_t cost = (most_keys + 1) * size;
+  each_item(ctx, tokens * tiles, cost, [&](int64_t item, int thread_idx) HWY_ATTR {
     const size_t t = size_t(item / tiles);
     const int64_t first_head = item % tiles * kTile;
     float* query = static_cast<float*>(ctx.scratch(thread_idx, bytes));
@@ -250,8 +254,8 @@ void compress_pairs(KernelContext& ctx, Matrix<const float> a, Matrix<const floa
 
 // dots[j * width + h] of kKeys keys from `keys`, for kVectors vectors of heads from `head`.
 template <int kVectors, int kKeys>
-HWY_INLINE void index_dots(const float* query, int64_t width, int64_t head, int64_t size,
-                           const float* keys, int64_t key_stride, bool swapped, float* dots) {
+void index_dots(const float* query, int64_t width, int64_t head, int64_t size, const float* keys,
+                int64_t key_stride, bool swapped, float* dots) {
   const FloatTag tag;
   FloatVector dot[kKeys][kVectors];
   for (auto& row : dot) {
@@ -265,7 +269,8 @@ HWY_INLINE void index_dots(const float* query, int64_t width, int64_t head, int6
     for (int64_t n = 0; n < kQuantBlock; ++n) {
       const int64_t d = block + nth(n, kQuantBlock, swapped);
       FloatVector q[kVectors];
-      for (int v = 0; v < kVectors; ++v) q[v] = hn::Load(tag, query + d * width + head + v * kLanes);
+      const float* at = query + d * width + head;
+      for (int v = 0; v < kVectors; ++v) q[v] = hn::Load(tag, at + v * kLanes);
       for (int j = 0; j < kKeys; ++j) {
         const FloatVector key = hn::Set(tag, keys[j * key_stride + d]);
         for (int v = 0; v < kVectors; ++v) acc[j][v] = fused_multiply_add(q[v], key, acc[j][v]);
@@ -283,9 +288,8 @@ HWY_INLINE void index_dots(const float* query, int64_t width, int64_t head, int6
 }
 
 template <int kKeys>
-HWY_INLINE void index_dots_all_heads(const float* query, int64_t width, int64_t size,
-                                     const float* keys, int64_t key_stride, bool swapped,
-                                     float* dots) {
+void index_dots_all_heads(const float* query, int64_t width, int64_t size, const float* keys,
+                          int64_t key_stride, bool swapped, float* dots) {
   constexpr int kVectors = 4;
   int64_t head = 0;
   for (; head + kVectors * kLanes <= width; head += kVectors * kLanes) {
@@ -296,9 +300,9 @@ HWY_INLINE void index_dots_all_heads(const float* query, int64_t width, int64_t 
   }
 }
 
-// scores[0 .. kLanes) = chain over h of fma(weights[h], max(dots[j][h], 0), .), lanes = keys.
-HWY_INLINE FloatVector index_chain(const float* dots, int64_t width, const float* weights,
-                                   int64_t heads, bool swapped) {
+// The chain over h of fma(weights[h], max(dots[j][h], 0), .) for kLanes keys j.
+FloatVector index_chain(const float* dots, int64_t width, const float* weights, int64_t heads,
+                        bool swapped) {
   const FloatTag tag;
   FloatVector score = hn::Zero(tag);
   for (int64_t n = 0; n < heads; ++n) {

@@ -24,27 +24,26 @@ void gather_fp8(KernelContext& ctx, const Fp8Table& table, Matrix<const int64_t>
     const int64_t row = row_ids.row(t)[c];
     MR_CHECK(0 <= row && row < table.rows);
     for (int64_t i = 0; i < table.width; i += kLanes) {
-      const WordVector code = hn::PromoteTo(du, hn::LoadU(bytes, table.codes + row * table.width + i));
+      const uint8_t* codes = table.codes + row * table.width + i;
+      const WordVector code = hn::PromoteTo(du, hn::LoadU(bytes, codes));
       const WordVector magnitude = hn::And(code, hn::Set(du, 0x7f));
       // A code below 8 has no leading one: it is read with one, which is then subtracted.
       const auto is_small = hn::Lt(magnitude, hn::Set(du, mutant ? 7 : 8));
       const WordVector normal = hn::Or(magnitude, hn::IfThenElseZero(is_small, hn::Set(du, 8)));
       const FloatVector with_one =
           hn::BitCast(d, hn::Add(hn::ShiftLeft<20>(normal), hn::Set(du, 120u << 23)));
-      const FloatVector one =
-          hn::IfThenElseZero(hn::RebindMask(d, is_small), hn::Set(d, 0x1p-6f));
+      const FloatVector one = hn::IfThenElseZero(hn::RebindMask(d, is_small), hn::Set(d, 0x1p-6f));
       const WordVector sign = hn::ShiftLeft<24>(hn::AndNot(hn::Set(du, 0x7f), code));
-      const FloatVector value =
-          hn::Or(hn::Sub(with_one, one), hn::BitCast(d, sign));
+      const FloatVector value = hn::Or(hn::Sub(with_one, one), hn::BitCast(d, sign));
       const float scale = ue8m0_to_float(table.scales[row * blocks + i / kQuantBlock]);
       hn::StoreU(hn::Mul(value, hn::Set(d, scale)), d, out.row(t) + c * table.width + i);
     }
   });
 }
 
-void engram_update(KernelContext& ctx, Matrix<const float> key_value, std::span<const bf16> q_weight,
-                   std::span<const bf16> k_weight, float eps, std::span<const uint8_t> dead,
-                   Matrix<float> streams, Rounding rounding) {
+void engram_update(KernelContext& ctx, Matrix<const float> key_value,
+                   std::span<const bf16> q_weight, std::span<const bf16> k_weight, float eps,
+                   std::span<const uint8_t> dead, Matrix<float> streams, Rounding rounding) {
   const int64_t size = key_value.shape[1] - streams.shape[1];
   const int64_t m = streams.shape[1] / size;
   Dims("engram_update").bind('T', key_value.shape[0]).bind('T', streams.shape[0])

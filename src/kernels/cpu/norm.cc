@@ -31,7 +31,8 @@ void rms_norm(KernelContext& ctx, Matrix<const float> x, std::span<const bf16> w
     });
     const FloatVector r = hn::Set(FloatTag(), inverse_rms(squares.fold(), size, eps));
     each_vector(0, size, [&](auto access, int64_t i) HWY_ATTR {
-      const FloatVector y = hn::Mul(hn::Mul(access.load(in + i), r), access.load(&weight[size_t(i)]));
+      const FloatVector scaled = hn::Mul(access.load(in + i), r);
+      const FloatVector y = hn::Mul(scaled, access.load(weight.data() + i));
       access.store(rounded(y, rounding), out.row(t) + i);
     });
   });
@@ -68,8 +69,8 @@ constexpr int64_t kDotRows = 3, kDotTokens = 2;  // held in registers at once
 
 // lanes[t * lane_stride + k * 16 ...] of kTokens x kRows lane sums += the columns [begin, end).
 template <int kTokens, int kRows>
-HWY_INLINE void add_dots(Matrix<const float> streams, int64_t token, const float* fn, int64_t begin,
-                         int64_t end, bool swapped, float* lanes, int64_t lane_stride) {
+void add_dots(Matrix<const float> streams, int64_t token, const float* fn, int64_t begin,
+              int64_t end, bool swapped, float* lanes, int64_t lane_stride) {
   LaneSum sums[kTokens][kRows];
   const float* f[kTokens];
   for (int t = 0; t < kTokens; ++t) {
@@ -91,8 +92,8 @@ HWY_INLINE void add_dots(Matrix<const float> streams, int64_t token, const float
 }
 
 // The same for one row of any number of tokens' own squares.
-HWY_INLINE void add_squares(Matrix<const float> streams, int64_t token, int64_t begin, int64_t end,
-                            float* lanes) {
+void add_squares(Matrix<const float> streams, int64_t token, int64_t begin, int64_t end,
+                 float* lanes) {
   LaneSum sum;
   sum.load(lanes);
   const float* f = streams.row(token);
@@ -104,9 +105,9 @@ HWY_INLINE void add_squares(Matrix<const float> streams, int64_t token, int64_t 
 }
 
 template <int kTokens>
-HWY_INLINE void add_rows(Matrix<const float> streams, int64_t token, const F32Matrix& fn,
-                         int64_t row_begin, int64_t row_end, int64_t begin, int64_t end,
-                         bool swapped, float* lanes, int64_t lane_stride) {
+void add_rows(Matrix<const float> streams, int64_t token, const F32Matrix& fn, int64_t row_begin,
+              int64_t row_end, int64_t begin, int64_t end, bool swapped, float* lanes,
+              int64_t lane_stride) {
   int64_t k = row_begin;
   for (; k + kDotRows <= row_end; k += kDotRows) {
     add_dots<kTokens, kDotRows>(streams, token, fn.data + k * fn.k, begin, end, swapped,

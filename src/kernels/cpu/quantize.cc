@@ -138,8 +138,7 @@ void fake_quantize_nvfp4(KernelContext& ctx, Matrix<float> x) {
       }
       const float amax = from_bits(largest);
       const float at_least = amax < 6 * 0x1p-9f ? 6 * 0x1p-9f : amax;
-      const FloatVector scale =
-          round_magnitude<E4m3>(hn::Set(FloatTag(), at_least / 6.0f), false);
+      const FloatVector scale = round_magnitude<E4m3>(hn::Set(FloatTag(), at_least / 6.0f), false);
       fake_block<E2m1, false>(block, kNvfp4Block, hn::GetLane(scale), mutant);
     }
   });
