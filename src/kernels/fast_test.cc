@@ -10,83 +10,11 @@
 #include <cstdio>
 #include <string>
 
-#include "kernels/kernels.h"
+#include "kernels/contract_test.h"
 #include "sys/fp_environment.h"
 
 namespace millrace {
 namespace {
-
-using Floats = std::vector<float>;
-
-enum class Data {
-  kBinades,  // 24-bit mantissas over 12 binades, both signs
-  kBf16,     // the same, rounded to bf16: ties are common when such values are rounded again
-  kFinite,   // some of them zero, denormal, tiny, huge
-  kWild,     // and a few infinite or NaN
-};
-constexpr Data kAllData[] = {Data::kBinades, Data::kBf16, Data::kFinite, Data::kWild};
-
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15ull) {}
-
-  uint64_t bits() {
-    uint64_t z = state_ += 0x9e3779b97f4a7c15ull;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-  }
-  int64_t below(int64_t limit) { return int64_t(bits() % uint64_t(limit)); }
-
-  float number(Data data) {
-    const float sign = below(2) == 0 ? 1.0f : -1.0f;
-    const float mantissa = 1.0f + float(below(1 << 23)) * 0x1p-23f;
-    const float x = sign * std::ldexp(mantissa, int(below(12)) - 8);
-    if (data == Data::kBf16) return round_to_bf16(x);
-    if (data == Data::kBinades || below(8) != 0) return x;
-    const float finite[] = {0.0f,
-                            sign * 0.0f,
-                            sign * 0x1p-149f,
-                            sign * 0x1.8p-130f,
-                            sign * 0x1.4p-126f,
-                            sign * 0x1p-70f,
-                            sign * 0x1.cp60f,
-                            sign * 0x1.fffffep127f};
-    if (data == Data::kFinite || below(40) != 0) return finite[below(std::size(finite))];
-    return below(2) == 0 ? sign * INFINITY : NAN;
-  }
-  Floats numbers(int64_t count, Data data) {
-    Floats v(static_cast<size_t>(count));
-    for (float& x : v) x = number(data);
-    return v;
-  }
-  std::vector<bf16> bf16_numbers(int64_t count) {
-    std::vector<bf16> v(static_cast<size_t>(count));
-    for (bf16& x : v) x = to_bf16(number(Data::kBf16));
-    return v;
-  }
-  std::vector<uint8_t> bytes(int64_t count, int64_t low = 0, int64_t high = 255) {
-    std::vector<uint8_t> v(static_cast<size_t>(count));
-    for (uint8_t& x : v) x = uint8_t(low + below(high - low + 1));
-    return v;
-  }
-
- private:
-  uint64_t state_;
-};
-
-// NaN equals NaN whatever its bits; everything else by bits.
-testing::AssertionResult same_bits(const Floats& got, const Floats& want) {
-  for (size_t i = 0; i < want.size(); ++i) {
-    if (std::isnan(got[i]) && std::isnan(want[i])) continue;
-    if (std::bit_cast<uint32_t>(got[i]) == std::bit_cast<uint32_t>(want[i])) continue;
-    char text[128];
-    std::snprintf(text, sizeof text, "element %zu of %zu is %a, the reference says %a", i,
-                  want.size(), double(got[i]), double(want[i]));
-    return testing::AssertionFailure() << text;
-  }
-  return testing::AssertionSuccess();
-}
 
 class EveryTarget : public testing::TestWithParam<const KernelTable*> {
  protected:
@@ -108,27 +36,10 @@ INSTANTIATE_TEST_SUITE_P(, EveryTarget,
                          testing::ValuesIn(fast_kernels().begin(), fast_kernels().end()),
                          [](const auto& info) { return std::string(info.param->name); });
 
-template <class... Parts>
-std::string text(const Parts&... parts) {
-  std::string all;
-  ((all += std::to_string(int64_t(parts)) + ' '), ...);
-  return all;
-}
-
-Matrix<float> view(Floats& v, int64_t rows) {
-  return {v.data(), {rows, rows == 0 ? 0 : int64_t(v.size()) / rows}};
-}
-Matrix<const float> view(const Floats& v, int64_t rows) {
-  return {v.data(), {rows, rows == 0 ? 0 : int64_t(v.size()) / rows}};
-}
-
-void append(Floats& all, const Floats& more) { all.insert(all.end(), more.begin(), more.end()); }
-
 struct Shape {
   int64_t rows, columns, depth = 0;
 };
 
-constexpr Rounding kRoundings[] = {Rounding::kNone, Rounding::kBf16};
 
 // ---- Quantisation.
 

@@ -11,6 +11,8 @@
 
 #include "kernels/cpu/targets.h"
 
+#include <type_traits>
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/products.cc"
 #include "hwy/foreach_target.h"  // must come before highway.h
@@ -29,10 +31,10 @@ constexpr int kWords = kLine / 4;
 constexpr int kSubs = kGroup / kLanes;  // vectors across a group
 constexpr int64_t kMaxRows = 64;        // rows of x that share a decoded panel
 constexpr int64_t kTileRows = 6;        // rows of x whose accumulators fit in registers
-constexpr int kPrefetchBytes = 256;     // how far ahead of its use a weight row is fetched
 
 // ---- Weight formats. Each 32-bit word of a weight row holds kPerWord columns; a line holds
-// kColumns. decode() gives weight * 2^-kFold: the bits moved to where a float keeps them.
+// kColumns. decode() moves the bits to where a float keeps them, which
+// gives weight / kUnfold.
 
 struct Fp8Format {
   using Weights = Fp8Matrix;
@@ -51,10 +53,11 @@ struct Fp8Format {
     const ShortTag ds;
     const auto mask = hn::Set(ds, int16_t(0x87f0));
     const auto upper = hn::Set(dw, 0xffff0000u);
-    const auto shorts = hn::BitCast(ds, words);
-    // In each half: the arithmetic shift copies the sign, the mask keeps the upper copy.
-    const auto even = hn::And(hn::ShiftRight<4>(hn::ShiftLeft<8>(shorts)), mask);
-    const auto odd = hn::And(hn::ShiftRight<4>(shorts), mask);
+    const auto bytes = hn::BitCast(ByteTag(), words);
+    // 16 times the even and the odd byte of each half, that is, shifted with copies of the sign,
+    // of which the mask keeps the upper one. (Shifts proper are scarcer than products.)
+    const auto even = hn::And(multiply_byte_pairs(hn::BitCast(ByteTag(), hn::Set(ds, 16)), bytes), mask);
+    const auto odd = hn::And(multiply_byte_pairs(hn::BitCast(ByteTag(), hn::Set(ds, 16 << 8)), bytes), mask);
     out[0] = hn::BitCast(df, hn::ShiftLeft<16>(hn::BitCast(dw, even)));
     out[1] = hn::BitCast(df, hn::ShiftLeft<16>(hn::BitCast(dw, odd)));
     out[2] = hn::BitCast(df, hn::And(hn::BitCast(dw, even), upper));
@@ -104,6 +107,13 @@ struct Fp4Format {
 
 template <class Format>
 constexpr int kColumns = kWords* Format::kPerWord;
+// Columns that are decoded together for several rows of x: enough to make loading and storing the
+// accumulators cheap, few enough for the first-level cache.
+constexpr int kPanelColumns = 128;
+template <class Format>
+constexpr int kPanelLines = kPanelColumns / kColumns<Format>;
+template <class Format>
+constexpr bool kIsFp8 = std::is_same_v<Format, Fp8Format>;
 
 // ---- The pieces of a weight matrix.
 
@@ -154,6 +164,17 @@ Tile tile_at(const typename Format::Weights& w, const Group& group, int64_t line
   return {edge, kLine};
 }
 
+// Fetches part `part` of `parts` of what the next group has in place of this line, in the order of
+// memory: 32 rows are too many streams for the hardware to follow, and being often a multiple of
+// 1 KiB apart they share few places of the first-level cache, hence only into the second.
+template <class Format>
+HWY_INLINE void prefetch_next_group(const typename Format::Weights& w, const Group& group,
+                                    int64_t line, int part, int parts) {
+  const uint8_t* next = Format::data(w) + (group.first + kGroup) * Format::row_bytes(w);
+  const uint8_t* lines = next + (line * kGroup + part * kGroup / parts) * kLine;
+  for (int i = 0; i < kGroup / parts; ++i) __builtin_prefetch(lines + i * kLine, 0, 2);
+}
+
 void store_outputs(const float* acc /*[kGroup]*/, const Group& group, float* out,
                    Rounding rounding) {
   const FloatTag d;
@@ -166,18 +187,71 @@ void store_outputs(const float* acc /*[kGroup]*/, const Group& group, float* out
                    size_t(group.end - group.begin) * sizeof(float));
 }
 
-// ---- fp8 scales. A scale covers the 32 outputs of a group, so it multiplies x. decode() gives
-// e4m3 * 2^-120 and x is also multiplied by 2^120: each product is the exact number it should be,
-// as long as no x overflows. Where one might, weights are unfolded and x is not.
+// ---- fp8 scales. The contract multiplies x by the scale of a block, e4m3 by that, and rounds only
+// if x * scale is denormal or infinite. So where it cannot be, the scale may as well multiply the
+// weights. And decode() gives e4m3 * 2^-120, so that x or the weights are also multiplied by
+// 2^120; where x might overflow by that, it must be the weights.
 
-bool folds(float x_max, const Fp8Matrix& w) {
-  const int64_t count = (w.row_phase + w.n + kQuantBlock - 1) / kQuantBlock * w.scale_columns();
-  uint8_t largest = 0;
-  for (int64_t i = 0; i < count; ++i) largest = w.scales[i] > largest ? w.scales[i] : largest;
-  return x_max * ue8m0_to_float(largest) < 0x1p8f;  // false for NaN
+struct Range {
+  float low, high;  // of magnitudes, zeros aside: (infinity, 0) if there are only zeros
+};
+
+// high is NaN or infinite if a value is.
+Range magnitudes(const float* x, int64_t count) {
+  const WordTag d;
+  const WordVector sign = hn::Set(d, 0x80000000u);
+  WordVector low = hn::Set(d, 0x7f800000), high = hn::Zero(d);
+  each_vector(0, count, [&](const auto& access, int64_t i) HWY_ATTR {
+    const WordVector v = hn::AndNot(sign, hn::BitCast(d, access.load(x + i)));
+    high = hn::Max(high, v);
+    low = hn::IfThenElse(hn::Eq(v, hn::Zero(d)), low, hn::Min(low, v));
+  });
+  return {hn::GetLane(hn::BitCast(FloatTag(), hn::MinOfLanes(d, low))),
+          hn::GetLane(hn::BitCast(FloatTag(), hn::MaxOfLanes(d, high)))};
 }
 
-// One line of x, [kColumns], times its scales [num_blocks], times `fold`.
+struct Codes {
+  uint8_t low, high;
+};
+
+Codes scale_codes(const Fp8Matrix& w) {
+  const int64_t count = (w.row_phase + w.n + kQuantBlock - 1) / kQuantBlock * w.scale_columns();
+  const ByteTag d;
+  constexpr int64_t kBytes = 4 * kLanes;
+  ByteVector lows = hn::Set(d, 255), highs = hn::Zero(d);
+  int64_t i = 0;
+  for (; i + kBytes <= count; i += kBytes) {
+    const ByteVector v = hn::LoadU(d, w.scales + i);
+    lows = hn::Min(lows, v);
+    highs = hn::Max(highs, v);
+  }
+  HWY_ALIGN uint8_t lanes[2][kBytes];
+  hn::Store(lows, d, lanes[0]);
+  hn::Store(highs, d, lanes[1]);
+  Codes codes{255, 0};
+  const auto add = [&codes](uint8_t low, uint8_t high) {
+    codes.low = low < codes.low ? low : codes.low;
+    codes.high = high > codes.high ? high : codes.high;
+  };
+  for (int64_t j = 0; j < kBytes; ++j) add(lanes[0][j], lanes[1][j]);
+  for (; i < count; ++i) add(w.scales[i], w.scales[i]);
+  return codes;
+}
+
+// Whether x * scale * 2^120 is a number for all of them.
+bool x_can_take_fold(const Range& x, const Codes& scales) {
+  return x.high * ue8m0_to_float(scales.high) < 0x1p7f;  // false for NaN
+}
+
+// Whether scales may multiply the weights: x * scale, weight * scale and scale * 2^120 are normal
+// numbers.
+bool weights_can_take_scale(const Range& x, const Codes& scales) {
+  return x.low * ue8m0_to_float(scales.low) >= 0x1p-126f &&
+         x.high * ue8m0_to_float(scales.high) < 0x1p127f && scales.low >= 127 - 110 &&
+         scales.high <= 127 + 7;
+}
+
+// One line of x, [kColumns], times its scales [num_blocks], times `fold`; zeros beyond.
 void scale_line(const float* x, const uint8_t* scales, int64_t num_blocks, float fold, float* out) {
   const FloatTag d;
   for (int block = 0; block < kColumns<Fp8Format> / kQuantBlock; ++block) {
@@ -188,56 +262,34 @@ void scale_line(const float* x, const uint8_t* scales, int64_t num_blocks, float
   }
 }
 
-// Largest |x|; NaN if there is one.
-float max_magnitude(const float* x, int64_t count) {
-  uint32_t largest = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    uint32_t bits;
-    __builtin_memcpy(&bits, x + i, 4);
-    bits &= 0x7fffffff;
-    largest = bits > largest ? bits : largest;
-  }
-  float result;
-  __builtin_memcpy(&result, &largest, 4);
-  return result;
-}
-
 // ---- One row of x.
 
-// Transposes the rows of a tile that belong to one vector into words[j][output].
-HWY_INLINE void stage(const Tile& tile, int sub, uint32_t* words /*[kWords][kGroup]*/) {
-  const uint8_t* rows = tile.rows + size_t(sub * kLanes) * tile.stride;
+// Transposes 16 bytes of each row of a tile that belongs to vector `sub` into words[j][output].
+HWY_INLINE void stage(const Tile& tile, int sub, int quarter, uint32_t* words /*[kWords][kGroup]*/) {
+  WordVector v[4];
+  load_words(tile.rows + size_t(sub * kLanes) * tile.stride + quarter * 16, tile.stride, v);
   HWY_UNROLL(4)
-  for (int j = 0; j < kWords; j += 4) {
-    WordVector v[4];
-    load_words(rows + j * 4, tile.stride, v);
-    HWY_UNROLL(4)
-    for (int i = 0; i < 4; ++i) {
-      hn::Store(v[i], WordTag(), words + (j + i) * kGroup + sub * kLanes);
-    }
+  for (int i = 0; i < 4; ++i) {
+    hn::Store(v[i], WordTag(), words + (quarter * 4 + i) * kGroup + sub * kLanes);
   }
 }
 
-template <class Format, int kCount>
-HWY_INLINE void multiply_words(const uint32_t* words /*[kCount][kGroup]*/, const float* x,
-                               FloatVector acc[kSubs]) {
+// Continues every chain of the group over the columns of one word.
+template <class Format>
+HWY_INLINE void multiply_word(const uint32_t* words /*[kGroup]*/, const float* x,
+                              FloatVector acc[kSubs]) {
   HWY_UNROLL(8)
-  for (int step = 0; step < kCount; ++step) {
-    const int64_t j = nth(step, kCount, Format::row_mutated());
+  for (int sub = 0; sub < kSubs; ++sub) {
+    FloatVector w[Format::kPerWord];
+    Format::decode(hn::Load(WordTag(), words + sub * kLanes), w);
     HWY_UNROLL(8)
-    for (int sub = 0; sub < kSubs; ++sub) {
-      FloatVector w[Format::kPerWord];
-      Format::decode(hn::Load(WordTag(), words + j * kGroup + sub * kLanes), w);
-      HWY_UNROLL(8)
-      for (int i = 0; i < Format::kPerWord; ++i) {
-        const FloatVector column = hn::Set(FloatTag(), x[j * Format::kPerWord + i]);
-        acc[sub] = fused_multiply_add(w[i], column, acc[sub]);
-      }
+    for (int i = 0; i < Format::kPerWord; ++i) {
+      acc[sub] = fused_multiply_add(w[i], hn::Set(FloatTag(), x[i]), acc[sub]);
     }
   }
 }
 
-// x is padded with zeros to whole lines.
+// Requires: K is a whole number of lines.
 template <class Format>
 void multiply_row(const typename Format::Weights& w, const float* x, float* out, Rounding rounding,
                   int64_t group_begin, int64_t group_end) {
@@ -249,7 +301,7 @@ void multiply_row(const typename Format::Weights& w, const float* x, float* out,
 
   Group next_group = group_at<Format>(w, group_begin);
   Tile next = tile_at<Format>(w, next_group, 0, edge);
-  for (int sub = 0; sub < kSubs; ++sub) stage(next, sub, words[0]);
+  for (int i = 0; i < 4 * kSubs; ++i) stage(next, i / 4, i % 4, words[0]);
   int present = 0;
   for (int64_t g = group_begin; g < group_end; ++g) {
     const Group group = next_group;
@@ -262,21 +314,20 @@ void multiply_row(const typename Format::Weights& w, const float* x, float* out,
       if (last && g + 1 < group_end) next_group = group_at<Format>(w, g + 1);
       next = tile_at<Format>(w, next_group, last ? (g + 1 < group_end ? 0 : line) : line + 1, edge);
       const float* columns = x + line * kColumns<Format>;
-      if constexpr (Format::kPerWord == Fp8Format::kPerWord) {
+      if constexpr (kIsFp8<Format>) {
         constexpr int kBlocks = kColumns<Format> / kQuantBlock;
         scale_line(columns, w.scale_row(group.begin) + line * kBlocks,
                    w.scale_columns() - line * kBlocks, Format::kUnfold, scaled);
         columns = scaled;
       }
-      for (int sub = 0; sub < kSubs; ++sub) {
-        stage(next, sub, words[1 - present]);
-        HWY_UNROLL(16)
-        for (int i = 0; i < kLanes; ++i) {
-          __builtin_prefetch(next.rows + size_t(sub * kLanes + i) * next.stride + kPrefetchBytes, 0, 2);
+      // Finely interleaved, so that both find their place in the processor's window.
+      for (int step = 0; step < kWords; ++step) {
+        for (int i = step * kSubs / 4; i < (step + 1) * kSubs / 4; ++i) {
+          stage(next, i / 4, i % 4, words[1 - present]);
         }
-        constexpr int kCount = kWords / kSubs;
-        multiply_words<Format, kCount>(words[present] + sub * kCount * kGroup,
-                                       columns + sub * kCount * Format::kPerWord, acc);
+        prefetch_next_group<Format>(w, group, line, step, kWords);
+        const int64_t word = nth(step, kWords, Format::row_mutated());
+        multiply_word<Format>(words[present] + word * kGroup, columns + word * Format::kPerWord, acc);
       }
       present = 1 - present;
     }
@@ -288,14 +339,16 @@ void multiply_row(const typename Format::Weights& w, const float* x, float* out,
 
 // ---- Several rows of x.
 
-// All columns of a tile as floats.
+// All columns of a tile as floats, times `factors` [kColumns / kQuantBlock].
 template <class Format>
-void decode_panel(const Tile& tile, float* panel /*[kColumns][kGroup]*/) {
+void decode_line(const Tile& tile, const float* factors, float* panel /*[kColumns][kGroup]*/) {
+  const FloatTag d;
   for (int sub = 0; sub < kSubs; ++sub) {
     const uint8_t* rows = tile.rows + size_t(sub * kLanes) * tile.stride;
     for (int j = 0; j < kWords; j += 4) {
       WordVector words[4];
       load_words(rows + j * 4, tile.stride, words);
+      const FloatVector factor = hn::Set(d, factors[j * Format::kPerWord / kQuantBlock]);
       HWY_UNROLL(4)
       for (int i = 0; i < 4; ++i) {
         FloatVector w[Format::kPerWord];
@@ -303,23 +356,18 @@ void decode_panel(const Tile& tile, float* panel /*[kColumns][kGroup]*/) {
         HWY_UNROLL(8)
         for (int c = 0; c < Format::kPerWord; ++c) {
           const int column = (j + i) * Format::kPerWord + c;
-          hn::Store(w[c], FloatTag(), panel + column * kGroup + sub * kLanes);
+          // A multiply-add of nothing: denormals take it at full speed where Mul is slow.
+          const FloatVector value =
+              Format::kUnfold == 1 ? w[c] : hn::MulAdd(w[c], factor, hn::Set(d, -0.0f));
+          hn::Store(value, d, panel + column * kGroup + sub * kLanes);
         }
       }
     }
   }
 }
 
-template <class Format>
-void unfold_panel(float* panel) {
-  const FloatTag d;
-  for (int i = 0; i < kColumns<Format> * kGroup; i += kLanes) {
-    hn::Store(hn::Mul(hn::Load(d, panel + i), hn::Set(d, Format::kUnfold)), d, panel + i);
-  }
-}
-
-// Multiplies each weight of an fp4 panel by the scale of its row and block.
-void scale_panel(const Fp4Matrix& w, const Group& group, int64_t line, float* panel) {
+// Multiplies each weight of a decoded fp4 line by the scale of its row and block.
+void scale_line(const Fp4Matrix& w, const Group& group, int64_t line, float* panel) {
   const FloatTag d;
   constexpr int64_t kBlocks = kColumns<Fp4Format> / kQuantBlock;
   const int64_t row_blocks = w.k / kQuantBlock;
@@ -337,8 +385,8 @@ void scale_panel(const Fp4Matrix& w, const Group& group, int64_t line, float* pa
 
 // acc[r][output] continues over all columns of a panel, for kRows rows of x.
 template <int kRows, int kVectors>
-void multiply_panel(const float* panel, int num_columns, const float* x /*[kRows][num_columns]*/,
-                    float* acc /*[kRows][kGroup]*/) {
+void multiply_panel(const float* panel, int num_columns,
+                    const float* x /*[kRows][kPanelColumns]*/, float* acc /*[kRows][kGroup]*/) {
   const FloatTag d;
   for (int first = 0; first < kGroup; first += kVectors * kLanes) {
     FloatVector sums[kRows][kVectors];
@@ -355,7 +403,7 @@ void multiply_panel(const float* panel, int num_columns, const float* x /*[kRows
       for (int v = 0; v < kVectors; ++v) w[v] = hn::Load(d, panel + k * kGroup + first + v * kLanes);
       HWY_UNROLL(8)
       for (int r = 0; r < kRows; ++r) {
-        const FloatVector column = hn::Set(d, x[r * num_columns + k]);
+        const FloatVector column = hn::Set(d, x[r * kPanelColumns + k]);
         HWY_UNROLL(4)
         for (int v = 0; v < kVectors; ++v) sums[r][v] = fused_multiply_add(w[v], column, sums[r][v]);
       }
@@ -383,84 +431,105 @@ void multiply_panel(int64_t rows, const float* panel, int num_columns, const flo
   }
 }
 
-// Scratch of multiply_rows, in floats.
-template <class Format>
-struct RowsScratch {
-  float* x;       // [lines][rows][kColumns], zeros beyond K
-  float* scaled;  // [rows][kColumns]
-  float* panel;   // [kColumns][kGroup]
-  float* acc;     // [rows][kGroup]
-
-  RowsScratch(KernelContext& ctx, int thread_idx, int64_t lines, int64_t rows) {
-    const int64_t line = rows * kColumns<Format>;
-    x = ctx.scratch<float>(thread_idx, (lines + 1) * line + kColumns<Format> * kGroup + rows * kGroup);
-    scaled = x + lines * line;
-    panel = scaled + line;
-    acc = panel + kColumns<Format> * kGroup;
+// Puts a row of x where multiply_groups wants it: [panels][rows][kPanelColumns]. Beyond K it is
+// -0, and what is read as weights there +0: their product -0 leaves every sum as it is, even -0.
+void pack_row(const float* x, int64_t k, int64_t row, int64_t rows, float* packed) {
+  for (int64_t begin = 0; begin < k; begin += kPanelColumns) {
+    const int64_t count = k - begin < kPanelColumns ? k - begin : kPanelColumns;
+    float* columns = packed + begin * rows + row * kPanelColumns;
+    __builtin_memcpy(columns, x + begin, size_t(count) * sizeof(float));
+    for (int64_t i = count; i < kPanelColumns; ++i) columns[i] = -0.0f;
   }
-};
+}
 
+// Floats of scratch memory for multiply_groups.
+int64_t groups_scratch(int64_t rows) {
+  return kPanelColumns * kGroup + rows * (kPanelColumns + kGroup);
+}
+
+// scale_weights: whether fp8 scales go to the weights or to x.
 template <class Format>
-void multiply_rows(const typename Format::Weights& w, Matrix<const float> x, Matrix<float> out,
-                   Rounding rounding, int64_t group_begin, int64_t group_end, KernelContext& ctx,
-                   int thread_idx) {
+void multiply_groups(const typename Format::Weights& w, const float* packed, bool scale_weights,
+                     Matrix<float> out, Rounding rounding, int64_t group_begin, int64_t group_end,
+                     float* scratch) {
   constexpr int kLineColumns = kColumns<Format>;
-  const int64_t rows = x.shape[0];
+  constexpr int kBlocks = kLineColumns / int(kQuantBlock);
+  const int64_t rows = out.shape[0];
   const int64_t lines = num_lines<Format>(w);
-  const RowsScratch<Format> scratch(ctx, thread_idx, lines, rows);
+  const int64_t panels = (lines + kPanelLines<Format> - 1) / kPanelLines<Format>;
+  float* panel = scratch;                          // [kPanelColumns][kGroup]
+  float* scaled = panel + kPanelColumns * kGroup;  // [rows][kPanelColumns]
+  float* acc = scaled + rows * kPanelColumns;      // [rows][kGroup]
   HWY_ALIGN uint8_t edge[kGroup * kLine];
-
-  __builtin_memset(scratch.x + (lines - 1) * rows * kLineColumns, 0,
-                   size_t(rows) * kLineColumns * sizeof(float));
-  float x_max = 0;
-  for (int64_t t = 0; t < rows; ++t) {
-    for (int64_t line = 0; line < lines; ++line) {
-      const int64_t k = line * kLineColumns;
-      const int64_t count = w.k - k < kLineColumns ? w.k - k : kLineColumns;
-      __builtin_memcpy(scratch.x + (line * rows + t) * kLineColumns, x.row(t) + k,
-                       size_t(count) * sizeof(float));
-    }
-  }
-  bool fold = false;
-  if constexpr (Format::kPerWord == Fp8Format::kPerWord) {
-    for (int64_t t = 0; t < rows; ++t) {
-      const float row_max = max_magnitude(x.row(t), w.k);
-      if (!(row_max <= x_max)) x_max = row_max;  // NaN stays
-    }
-    fold = folds(x_max, w);
-  }
-
   for (int64_t g = group_begin; g < group_end; ++g) {
     const Group group = group_at<Format>(w, g);
-    __builtin_memset(scratch.acc, 0, size_t(rows * kGroup) * sizeof(float));
-    for (int64_t step = 0; step < lines; ++step) {
-      const int64_t line = nth(step, lines, Format::rows_mutated());
-      decode_panel<Format>(tile_at<Format>(w, group, line, edge), scratch.panel);
-      if (Format::kUnfold != 1 && !fold) unfold_panel<Format>(scratch.panel);
-      const float* columns = scratch.x + line * rows * kLineColumns;
-      if constexpr (Format::kPerWord == Fp8Format::kPerWord) {
-        constexpr int kBlocks = kLineColumns / kQuantBlock;
-        for (int64_t t = 0; t < rows; ++t) {
-          scale_line(columns + t * kLineColumns, w.scale_row(group.begin) + line * kBlocks,
-                     w.scale_columns() - line * kBlocks, fold ? Format::kUnfold : 1.0f,
-                     scratch.scaled + t * kLineColumns);
+    __builtin_memset(acc, 0, size_t(rows * kGroup) * sizeof(float));
+    for (int64_t step = 0; step < panels; ++step) {
+      const int64_t p = nth(step, panels, Format::rows_mutated());
+      const float* x = packed + p * rows * kPanelColumns;
+      int columns = 0;
+      for (int64_t line = p * kPanelLines<Format>;
+           line < lines && line < (p + 1) * kPanelLines<Format>; ++line) {
+        float factors[kBlocks];
+        for (float& factor : factors) factor = Format::kUnfold;
+        if constexpr (kIsFp8<Format>) {
+          const uint8_t* scales = w.scale_row(group.begin) + line * kBlocks;
+          const int64_t num_scales = w.scale_columns() - line * kBlocks;
+          for (int i = 0; scale_weights && i < kBlocks && i < num_scales; ++i) {
+            factors[i] *= ue8m0_to_float(scales[i]);
+          }
+          for (int64_t t = 0; !scale_weights && t < rows; ++t) {
+            const int64_t place = t * kPanelColumns + columns;
+            scale_line(x + place, scales, num_scales, 1, scaled + place);
+          }
         }
-        columns = scratch.scaled;
+        prefetch_next_group<Format>(w, group, line, 0, 1);
+        float* decoded = panel + columns * kGroup;
+        decode_line<Format>(tile_at<Format>(w, group, line, edge), factors, decoded);
+        if constexpr (std::is_same_v<Format, Fp4Format>) scale_line(w, group, line, decoded);
+        columns += kLineColumns;
       }
-      if constexpr (Format::kPerWord == Fp4Format::kPerWord) {
-        scale_panel(w, group, line, scratch.panel);
-      }
+      if (kIsFp8<Format> && !scale_weights) x = scaled;
       const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
       for (int64_t tile = 0; tile < tiles; ++tile) {  // of nearly equal height
         const int64_t begin = rows * tile / tiles, end = rows * (tile + 1) / tiles;
-        multiply_panel(end - begin, scratch.panel, kLineColumns, columns + begin * kLineColumns,
-                       scratch.acc + begin * kGroup);
+        multiply_panel(end - begin, panel, columns, x + begin * kPanelColumns, acc + begin * kGroup);
       }
     }
     for (int64_t t = 0; t < rows; ++t) {
-      store_outputs(scratch.acc + t * kGroup, group, out.row(t), rounding);
+      store_outputs(acc + t * kGroup, group, out.row(t), rounding);
     }
   }
+}
+
+// At most kMaxRows rows: their packed x stays in a near cache.
+template <class Format>
+void multiply_rows(KernelContext& ctx, Matrix<const float> x, const typename Format::Weights& w,
+                   Matrix<float> out, Rounding rounding) {
+  const int64_t rows = x.shape[0];
+  const int64_t packed_size = (w.k + kPanelColumns - 1) / kPanelColumns * kPanelColumns * rows;
+  // The packed rows are everybody's, and live with the first thread's own scratch.
+  float* packed = ctx.scratch<float>(0, packed_size + groups_scratch(rows));
+  Range ranges[kMaxRows] = {};
+  ctx.pool().parallel_for(rows, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) {
+      pack_row(x.row(t), w.k, t, rows, packed);
+      if constexpr (kIsFp8<Format>) ranges[t] = magnitudes(x.row(t), w.k);
+    }
+  });
+  bool scale_weights = kIsFp8<Format>;
+  if constexpr (kIsFp8<Format>) {
+    const Codes codes = scale_codes(w);
+    for (int64_t t = 0; t < rows; ++t) {
+      scale_weights = scale_weights && weights_can_take_scale(ranges[t], codes);
+    }
+  }
+  ctx.pool().parallel_for(num_groups<Format>(w), 1, [&](int64_t begin, int64_t end, int thread_idx) {
+    float* scratch = thread_idx == 0
+                         ? packed + packed_size
+                         : ctx.scratch<float>(thread_idx, groups_scratch(rows));
+    multiply_groups<Format>(w, packed, scale_weights, out, rounding, begin, end, scratch);
+  });
 }
 
 // ---- The operations.
@@ -469,21 +538,20 @@ template <class Format>
 void multiply(KernelContext& ctx, Matrix<const float> x, const typename Format::Weights& w,
               Matrix<float> out, Rounding rounding) {
   const int64_t rows = x.shape[0];
-  bool single = Format::kHasSingleRow && rows == 1 && w.k % kColumns<Format> == 0;
-  if constexpr (Format::kPerWord == Fp8Format::kPerWord) {
-    single = single && folds(max_magnitude(x.data, w.k), w);
+  if constexpr (Format::kHasSingleRow) {
+    bool single = rows == 1 && w.k % kColumns<Format> == 0;
+    if constexpr (kIsFp8<Format>) single = single && x_can_take_fold(magnitudes(x.data, w.k), scale_codes(w));
+    if (single) {
+      ctx.pool().parallel_for(num_groups<Format>(w), 1, [&](int64_t begin, int64_t end, int) {
+        multiply_row<Format>(w, x.data, out.data, rounding, begin, end);
+      });
+      return;
+    }
   }
-  const int64_t groups = num_groups<Format>(w);
-  const int64_t grain = rows * w.n * w.k < kProductsWorthSplitting ? groups : 1;
-  ctx.pool().parallel_for(groups, grain, [&](int64_t begin, int64_t end, int thread) {
-    if constexpr (Format::kHasSingleRow) {
-      if (single) return multiply_row<Format>(w, x.data, out.data, rounding, begin, end);
-    }
-    for (int64_t t = 0; t < rows; t += kMaxRows) {
-      const int64_t last = t + kMaxRows < rows ? t + kMaxRows : rows;
-      multiply_rows<Format>(w, x.rows(t, last), out.rows(t, last), rounding, begin, end, ctx, thread);
-    }
-  });
+  for (int64_t t = 0; t < rows; t += kMaxRows) {
+    const int64_t last = t + kMaxRows < rows ? t + kMaxRows : rows;
+    multiply_rows<Format>(ctx, x.rows(t, last), w, out.rows(t, last), rounding);
+  }
 }
 
 void matmul_fp8(KernelContext& ctx, Matrix<const float> x, const Fp8Matrix& w, Matrix<float> out,

@@ -40,7 +40,7 @@ struct Block {
   float scale;         // of the integers, with 1/2 for the weights
   int32_t num_digits;
   int32_t unused;
-  int8_t digits[3][kBlock];  // lowest first; eight columns are stored as 0 2 4 6 1 3 5 7
+  int8_t digits[3][kBlock];  // lowest first; of eight columns first the even ones
 };
 
 // 512 * e4m3 of kLanes codes: the code's bits where a float has them are e4m3 * 2^-120.
@@ -58,82 +58,92 @@ HWY_INLINE IntVector fixed_point(const uint8_t* codes) {
 void prepare_block(const uint8_t* codes, uint8_t scale, Block& block) {
   const FloatTag df;
   const IntTag d;
-  HWY_ALIGN int32_t values[kBlock];
-  int32_t sum = 0, bits = 0, largest = 0;
-  for (int i = 0; i < kBlock; i += kLanes) hn::Store(fixed_point(codes + i), d, values + i);
-  for (int i = 0; i < kBlock; ++i) {
-    const int32_t magnitude = values[i] < 0 ? -values[i] : values[i];
-    sum += values[i];
-    bits |= magnitude;
-    largest = magnitude > largest ? magnitude : largest;
+  constexpr int kVectors = kBlock / kLanes;
+
+  const hn::FixedTag<uint8_t, 16> half;
+  HWY_ALIGN static constexpr uint8_t kOrder[16] = {0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15};
+  HWY_ALIGN uint8_t ordered[kBlock];
+  for (int i = 0; i < kBlock; i += 16) {
+    hn::Store(hn::TableLookupBytes(hn::LoadU(half, codes + i), hn::Load(half, kOrder)), half, ordered + i);
   }
+
+  IntVector values[kVectors];
+  IntVector sum = hn::Zero(d), largest = hn::Zero(d), lowest_bit = hn::Set(d, 1 << 30);
+  HWY_UNROLL(8)
+  for (int i = 0; i < kVectors; ++i) {
+    const IntVector v = values[i] = fixed_point(ordered + i * kLanes);
+    const IntVector minus = hn::Neg(v);
+    sum = hn::Add(sum, v);
+    largest = hn::Max(largest, hn::Max(v, minus));
+    const IntVector low = hn::And(v, minus);
+    lowest_bit = hn::IfThenElse(hn::Eq(v, hn::Zero(d)), lowest_bit, hn::Min(lowest_bit, low));
+  }
+  const int32_t block_largest = hn::GetLane(hn::MaxOfLanes(d, largest));
   // The scale must stay a number: 2^(scale - 137 + shift) <= 2^127.
-  int shift = bits == 0 ? 0 : __builtin_ctz(uint32_t(bits));
-  shift = scale + shift > 264 ? 264 - scale : shift;
-  block.num_digits = largest >> shift <= kTwoDigits ? 2 : 3;
-  block.correction = -kOffset * (sum >> shift);
+  int shift = __builtin_ctz(uint32_t(hn::GetLane(hn::MinOfLanes(d, lowest_bit))));
+  shift = block_largest == 0 ? 0 : scale + shift > 264 ? 264 - scale : shift;
+  block.num_digits = block_largest >> shift <= kTwoDigits ? 2 : 3;
+  block.correction = -kOffset * (hn::GetLane(hn::SumOfLanes(d, sum)) >> shift);
   block.scale = ue8m0_to_float(scale) * (0x1p-10f * float(1 << shift));
 
-  for (int digit = 0; digit < block.num_digits; ++digit) {
-    HWY_ALIGN int32_t digits[kBlock];
-    for (int i = 0; i < kBlock; i += kLanes) {
-      IntVector v = hn::Load(d, values + i);
-      if (digit == 0) v = hn::ShiftRightSame(v, shift);
+  const hn::Rebind<int8_t, IntTag> bytes;
+  HWY_UNROLL(8)
+  for (int i = 0; i < kVectors; ++i) {
+    IntVector rest = hn::ShiftRightSame(values[i], shift);
+    for (int digit = 0; digit < block.num_digits; ++digit) {
       // Never half way between two quotients, and exact enough to tell.
-      const FloatVector ratio = hn::Mul(hn::ConvertTo(df, v), hn::Set(df, 1.0f / kBase));
+      const FloatVector ratio = hn::Mul(hn::ConvertTo(df, rest), hn::Set(df, 1.0f / kBase));
       const IntVector quotient = hn::NearestInt(ratio);
-      hn::Store(hn::Sub(v, hn::Mul(quotient, hn::Set(d, kBase))), d, digits + i);
-      hn::Store(quotient, d, values + i);
-    }
-    for (int i = 0; i < kBlock; ++i) {
-      const int place = i / 8 * 8 + i % 2 * 4 + i % 8 / 2;
-      block.digits[digit][place] = int8_t(digits[i]);
+      const IntVector remainder = hn::Sub(rest, hn::Mul(quotient, hn::Set(d, kBase)));
+      hn::StoreU(hn::DemoteTo(bytes, remainder), bytes, block.digits[digit] + i * kLanes);
+      rest = quotient;
     }
   }
 }
 
-// The weights of kLanes outputs in one block: vector 2j has columns 8j + 0 2 4 6 of an output in
-// the four bytes of its lane, vector 2j + 1 the odd columns.
-HWY_INLINE void load_weights(const uint8_t* rows, size_t stride, ByteVector weights[8]) {
+// The weights of kLanes outputs in one block, decoded: vector 2j has columns 8j + 0 2 4 6 of an
+// output in the four bytes of its lane, vector 2j + 1 the odd columns.
+HWY_INLINE void decode_weights(const WordVector words[4], ByteVector weights[8]) {
   const ByteTag d;
   HWY_ALIGN static constexpr uint8_t kTable[16] = {12, 13, 14, 15, 16, 18, 20, 24,
                                                    12, 11, 10, 9,  8,  6,  4,  0};
   const ByteVector table = hn::LoadDup128(d, kTable);
   const ByteVector nibble = hn::Set(d, 15);
   const hn::Repartition<uint16_t, ByteTag> shorts;
-  WordVector words[4];
-  load_words(rows, stride, words);
   HWY_UNROLL(4)
   for (int j = 0; j < 4; ++j) {
-    const ByteVector bytes = hn::BitCast(d, words[j]);
+    const ByteVector low = hn::BitCast(d, words[j]);
     const ByteVector high = hn::BitCast(d, hn::ShiftRight<4>(hn::BitCast(shorts, words[j])));
-    weights[2 * j] = hn::TableLookupBytes(table, hn::And(bytes, nibble));
+    weights[2 * j] = hn::TableLookupBytes(table, hn::And(low, nibble));
     weights[2 * j + 1] = hn::TableLookupBytes(table, hn::And(high, nibble));
   }
 }
 
-// Sixteen-bit sums of one digit's products.
-HWY_INLINE ShortVector sum_digit(const ByteVector weights[8], const int8_t* digits /*[kBlock]*/) {
-  ShortVector sum = hn::Zero(ShortTag());
+// The sum of a block, rounded once, times the scale of its activations.
+template <int kDigits>
+HWY_INLINE FloatVector block_sum(const ByteVector weights[8], const Block& block) {
+  ShortVector sums[kDigits];
   HWY_UNROLL(8)
   for (int j = 0; j < 8; ++j) {
-    int32_t four;
-    __builtin_memcpy(&four, digits + 4 * j, 4);
-    const ByteVector columns = hn::BitCast(ByteTag(), hn::Set(IntTag(), four));
-    sum = hn::Add(sum, multiply_byte_pairs(weights[j], columns));
+    HWY_UNROLL(3)
+    for (int digit = 0; digit < kDigits; ++digit) {
+      int32_t four_columns;
+      __builtin_memcpy(&four_columns, block.digits[digit] + 4 * j, 4);
+      const ByteVector columns = hn::BitCast(ByteTag(), hn::Set(IntTag(), four_columns));
+      const ShortVector products = multiply_byte_pairs(weights[j], columns);
+      sums[digit] = j == 0 ? products : hn::Add(sums[digit], products);
+    }
   }
-  return sum;
+  IntVector sum = hn::Set(IntTag(), block.correction);
+  sum = hn::Add(sum, multiply_short_pairs(sums[0], 1));
+  sum = hn::Add(sum, multiply_short_pairs(sums[1], kBase));
+  if constexpr (kDigits == 3) sum = hn::Add(sum, multiply_short_pairs(sums[2], kBase * kBase));
+  return hn::Mul(hn::ConvertTo(FloatTag(), sum), hn::Set(FloatTag(), block.scale));
 }
 
-// The block's sum, rounded once, times the activations' scale.
 HWY_INLINE FloatVector block_sum(const ByteVector weights[8], const Block& block) {
-  IntVector sum = hn::Set(IntTag(), block.correction);
-  sum = hn::Add(sum, multiply_short_pairs(sum_digit(weights, block.digits[0]), 1));
-  sum = hn::Add(sum, multiply_short_pairs(sum_digit(weights, block.digits[1]), kBase));
-  if (HWY_UNLIKELY(block.num_digits == 3)) {
-    sum = hn::Add(sum, multiply_short_pairs(sum_digit(weights, block.digits[2]), kBase * kBase));
-  }
-  return hn::Mul(hn::ConvertTo(FloatTag(), sum), hn::Set(FloatTag(), block.scale));
+  return HWY_LIKELY(block.num_digits == 2) ? block_sum<2>(weights, block)
+                                           : block_sum<3>(weights, block);
 }
 
 // ue8m0 in byte `kByte` of each lane.
@@ -161,57 +171,86 @@ HWY_INLINE void load_scales(const uint8_t* rows, size_t stride, float* scales /*
   }
 }
 
-// kLanes rows of bytes; where fewer exist, or where a read of `width` bytes would leave the
-// matrix, a copy filled up with zeros.
+// `width` bytes of each of kLanes rows, from `data` on; zeros for rows that do not exist.
 struct Rows {
   const uint8_t* data;
   size_t stride;
 };
 
-HWY_INLINE Rows rows_at(const uint8_t* data, int64_t row_bytes, int64_t count, int64_t offset,
-                        int64_t width, uint8_t* edge) {
-  if (count == kLanes && offset + width <= row_bytes) return {data + offset, size_t(row_bytes)};
-  const int64_t existing = row_bytes - offset < width ? row_bytes - offset : width;
-  __builtin_memset(edge, 0, size_t(kLanes * width));
+Rows copy_rows(const uint8_t* data, int64_t stride, int64_t count, int64_t bytes, int64_t width,
+               uint8_t* copy /*[kLanes][width]*/) {
+  __builtin_memset(copy, 0, size_t(kLanes * width));
   for (int64_t i = 0; i < count; ++i) {
-    __builtin_memcpy(edge + i * width, data + i * row_bytes + offset, size_t(existing));
+    __builtin_memcpy(copy + i * width, data + i * stride, size_t(bytes));
   }
-  return {edge, size_t(width)};
+  return {copy, size_t(width)};
+}
+
+// Blocks that go together: as many as scales are decoded at a time.
+constexpr int64_t kStrip = 16;
+
+// Adds the next `count` blocks (at most kStrip) of kLanes outputs to acc.
+template <bool kOneRow>
+HWY_INLINE void add_strip(const Rows& weights, const float* scales /*[kStrip][kLanes]*/,
+                          int64_t count, const Block* blocks /*[count][rows]*/, int64_t rows,
+                          const uint8_t* upcoming, float* acc /*[rows][kLanes]*/) {
+  const FloatTag d;
+  FloatVector sum = hn::Zero(d);
+  if constexpr (kOneRow) sum = hn::Load(d, acc);
+  for (int64_t step = 0; step < count; ++step) {
+    const int64_t b = nth(step, count, mutated("matmul_fp4"));
+    WordVector words[4];
+    ByteVector bytes[8];
+    load_words(weights.data + b * kBlockBytes, weights.stride, words);
+    decode_weights(words, bytes);
+    // The weights of the next outputs, in the order of memory: the rows here are too many streams
+    // for the hardware to follow.
+    constexpr int kLines = kLanes * kBlockBytes / 64;
+    for (int i = 0; i < kLines; ++i) __builtin_prefetch(upcoming + (b * kLines + i) * 64, 0, 2);
+    const FloatVector scale = hn::Load(d, scales + b * kLanes);
+    if constexpr (kOneRow) {
+      sum = hn::Add(sum, hn::Mul(block_sum(bytes, blocks[b]), scale));
+    } else {
+      for (int64_t t = 0; t < rows; ++t) {
+        const FloatVector product = hn::Mul(block_sum(bytes, blocks[b * rows + t]), scale);
+        hn::Store(hn::Add(hn::Load(d, acc + t * kLanes), product), d, acc + t * kLanes);
+      }
+    }
+  }
+  if constexpr (kOneRow) hn::Store(sum, d, acc);
 }
 
 // Outputs [begin, end) of `rows` rows of x, whose blocks are [K / 32][rows].
+template <bool kOneRow>
 void multiply(const Fp4Matrix& w, const Block* blocks, int64_t rows, Matrix<float> out,
               Rounding rounding, int64_t begin, int64_t end, float* acc /*[rows][kLanes]*/) {
   const FloatTag d;
   const int64_t num_blocks = w.k / kBlock;
   const int64_t row_bytes = w.k / 2;
-  HWY_ALIGN float scales[16 * kLanes];
-  HWY_ALIGN uint8_t edge[kLanes * 16];
+  HWY_ALIGN float scales[kStrip * kLanes];
+  HWY_ALIGN uint8_t scale_copy[kLanes * kStrip];
+  HWY_ALIGN uint8_t weight_copy[kLanes * kStrip * kBlockBytes];
   for (int64_t n = begin; n < end; n += kLanes) {
     const int64_t count = end - n < kLanes ? end - n : kLanes;
     const uint8_t* codes = w.codes + n * row_bytes;
     __builtin_memset(acc, 0, size_t(rows * kLanes) * sizeof(float));
-    for (int64_t step = 0; step < num_blocks; ++step) {
-      const int64_t b = nth(step, num_blocks, mutated("matmul_fp4"));
-      if (step % 16 == 0) {
-        const Rows part = rows_at(w.scales + n * num_blocks, num_blocks, count, b, 16, edge);
-        load_scales(part.data, part.stride, scales);
+    for (int64_t b = 0; b < num_blocks; b += kStrip) {
+      const int64_t strip = num_blocks - b < kStrip ? num_blocks - b : kStrip;
+      Rows scale_rows{w.scales + n * num_blocks + b, size_t(num_blocks)};
+      Rows weight_rows{codes + b * kBlockBytes, size_t(row_bytes)};
+      if (count < kLanes || strip < kStrip) {
+        scale_rows = copy_rows(scale_rows.data, num_blocks, count, strip, kStrip, scale_copy);
       }
-      if (b % 4 == 0) {
-        // The next outputs' weights, in the order of memory: 8 rows are too many streams for the
-        // hardware to follow.
-        for (int i = 0; i < kLanes; ++i) {
-          __builtin_prefetch(codes + kLanes * row_bytes + (b / 4 * kLanes + i) * 64, 0, 2);
-        }
+      if (count < kLanes) {
+        weight_rows = copy_rows(weight_rows.data, row_bytes, count, strip * kBlockBytes,
+                                kStrip * kBlockBytes, weight_copy);
       }
-      const Rows part = rows_at(codes, row_bytes, count, b * kBlockBytes, kBlockBytes, edge);
-      ByteVector weights[8];
-      load_weights(part.data, part.stride, weights);
-      const FloatVector scale = hn::Load(d, scales + b % 16 * kLanes);
-      for (int64_t t = 0; t < rows; ++t) {
-        const FloatVector sum = hn::Mul(block_sum(weights, blocks[b * rows + t]), scale);
-        hn::Store(hn::Add(hn::Load(d, acc + t * kLanes), sum), d, acc + t * kLanes);
+      for (int i = 0; i < kLanes * kStrip; i += 64) {
+        __builtin_prefetch(w.scales + (n + kLanes) * num_blocks + b * kLanes + i, 0, 2);
       }
+      load_scales(scale_rows.data, scale_rows.stride, scales);
+      add_strip<kOneRow>(weight_rows, scales, strip, blocks + b * rows, rows,
+                         codes + kLanes * (row_bytes + b * kBlockBytes), acc);
     }
     for (int64_t t = 0; t < rows; ++t) {
       HWY_ALIGN float result[kLanes];
@@ -231,22 +270,25 @@ void matmul_fp4(KernelContext& ctx, Fp8Rows x, const Fp4Matrix& w, Matrix<float>
   constexpr int64_t kCacheBytes = 256 * 1024, kMaxRows = 64;
   const int64_t fitting = kCacheBytes / (num_blocks * int64_t(sizeof(Block)));
   const int64_t chunk = fitting < 8 ? 8 : fitting < kMaxRows ? fitting : kMaxRows;
-  const int64_t grain = num_rows * w.n * w.k < kProductsWorthSplitting ? w.n : kLanes;
-  ctx.pool().parallel_for(w.n, grain, [&](int64_t begin, int64_t end, int thread_idx) {
-    for (int64_t t0 = 0; t0 < num_rows; t0 += chunk) {
-      const int64_t rows = num_rows - t0 < chunk ? num_rows - t0 : chunk;
-      float* acc = ctx.scratch<float>(
-          thread_idx, rows * kLanes + num_blocks * rows * int64_t(sizeof(Block) / sizeof(float)));
-      Block* blocks = reinterpret_cast<Block*>(acc + rows * kLanes);
-      for (int64_t t = 0; t < rows; ++t) {
-        for (int64_t b = 0; b < num_blocks; ++b) {
-          prepare_block(x.codes.row(t0 + t) + b * kBlock, x.scales.row(t0 + t)[b],
-                        blocks[b * rows + t]);
-        }
+  for (int64_t t0 = 0; t0 < num_rows; t0 += chunk) {
+    const int64_t rows = num_rows - t0 < chunk ? num_rows - t0 : chunk;
+    // The blocks are everybody's, and live with the first thread's own accumulators.
+    const int64_t acc_size = rows * kLanes;
+    const int64_t blocks_size = rows * num_blocks * int64_t(sizeof(Block) / sizeof(float));
+    float* first_acc = ctx.scratch<float>(0, acc_size + blocks_size);
+    auto* blocks = reinterpret_cast<Block*>(first_acc + acc_size);
+    ctx.pool().parallel_for(rows * num_blocks, 8, [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t t = t0 + i / num_blocks, b = i % num_blocks;
+        prepare_block(x.codes.row(t) + b * kBlock, x.scales.row(t)[b], blocks[b * rows + t - t0]);
       }
-      multiply(w, blocks, rows, out.rows(t0, t0 + rows), rounding, begin, end, acc);
-    }
-  });
+    });
+    ctx.pool().parallel_for(w.n, kLanes, [&](int64_t begin, int64_t end, int thread_idx) {
+      float* acc = thread_idx == 0 ? first_acc : ctx.scratch<float>(thread_idx, acc_size);
+      const auto multiply_part = rows == 1 ? multiply<true> : multiply<false>;
+      multiply_part(w, blocks, rows, out.rows(t0, t0 + rows), rounding, begin, end, acc);
+    });
+  }
 }
 
 }  // namespace
