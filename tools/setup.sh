@@ -45,6 +45,9 @@ install_packages() {
     --no-install-recommends --no-remove install "${missing[@]}"
 }
 
+# A second clone, or another build of the same one, finds what the first has compiled.
+export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
+
 # build FOLDER PRESET TARGET...: configures once, then lets ninja decide. Progress is shown only
 # when there is something to do.
 build() {
