@@ -100,7 +100,9 @@ inline Matrix<const float> view(const Floats& v, int64_t rows) {
   return {v.data(), {rows, rows == 0 ? 0 : int64_t(v.size()) / rows}};
 }
 
-inline void append(Floats& all, const Floats& more) { all.insert(all.end(), more.begin(), more.end()); }
+inline void append(Floats& all, const Floats& more) {
+  all.insert(all.end(), more.begin(), more.end());
+}
 
 inline constexpr Rounding kRoundings[] = {Rounding::kNone, Rounding::kBf16};
 

@@ -36,8 +36,8 @@ class Products : public testing::Test {
         call(*table, context, {got.data(), {rows, n}});
         for (int64_t j = rows * n; j < (rows + 1) * n; ++j) ASSERT_EQ(got[size_t(j)], -7.0f);
         got.resize(want.size());
-        ASSERT_TRUE(same_bits(got, want)) << table->name << ", " << what << ", "
-                                          << context.pool().num_threads() << " threads";
+        ASSERT_TRUE(same_bits(got, want))
+            << table->name << ", " << what << ", " << context.pool().num_threads() << " threads";
       }
     }
   }
@@ -219,7 +219,8 @@ struct Fp8Activations {
 TEST_F(Products, MatmulFp4EqualsTheReferenceAtTheModelsSizes) {
   for (int64_t k : kRealK) {
     const Fp4Weights w(67, k, Random(uint64_t(k)));
-    const Fp8Activations any(8, k, Random(10)), quantised = Fp8Activations::quantised(8, k, Random(11));
+    const Fp8Activations any(8, k, Random(10)),
+        quantised = Fp8Activations::quantised(8, k, Random(11));
     for (const Fp8Activations* x : {&any, &quantised}) {
       for (int64_t rows : {1, 3, 8}) {
         compare(text(rows, k, x == &any), rows, 67,
@@ -289,7 +290,8 @@ TEST_F(Products, MatmulFp4SumsEveryKindOfBlockExactly) {
 }
 
 TEST_F(Products, MatmulFp4F32EqualsTheReference) {
-  for (const ProductShape& shape : {ProductShape{1, 67, 5120}, {3, 67, 20480}, {65, 9, 1280}, {768, 3, 1280}}) {
+  for (const ProductShape& shape :
+       {ProductShape{1, 67, 5120}, {3, 67, 20480}, {65, 9, 1280}, {768, 3, 1280}}) {
     const Fp4Weights w(shape.n, shape.k, Random(uint64_t(shape.k)));
     const Floats x = Random(17).numbers(shape.rows * shape.k, Data::kBinades);
     compare(shape.name(), shape.rows, shape.n,

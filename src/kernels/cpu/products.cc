@@ -9,9 +9,9 @@
 // are transposed while the present ones are multiplied. Several rows are bound by multiply-adds:
 // a panel of weights is decoded to floats once and used by all of them.
 
-#include "kernels/cpu/targets.h"
-
 #include <type_traits>
+
+#include "kernels/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/products.cc"
@@ -25,8 +25,8 @@ HWY_BEFORE_NAMESPACE();
 namespace millrace::HWY_NAMESPACE {
 namespace {
 
-constexpr int kGroup = 32;      // outputs computed together
-constexpr int kLine = 64;       // bytes of each weight row at a time
+constexpr int kGroup = 32;  // outputs computed together
+constexpr int kLine = 64;   // bytes of each weight row at a time
 constexpr int kWords = kLine / 4;
 constexpr int kSubs = kGroup / kLanes;  // vectors across a group
 constexpr int64_t kMaxRows = 64;        // rows of x that share a decoded panel
@@ -56,8 +56,10 @@ struct Fp8Format {
     const auto bytes = hn::BitCast(ByteTag(), words);
     // 16 times the even and the odd byte of each half, that is, shifted with copies of the sign,
     // of which the mask keeps the upper one. (Shifts proper are scarcer than products.)
-    const auto even = hn::And(multiply_byte_pairs(hn::BitCast(ByteTag(), hn::Set(ds, 16)), bytes), mask);
-    const auto odd = hn::And(multiply_byte_pairs(hn::BitCast(ByteTag(), hn::Set(ds, 16 << 8)), bytes), mask);
+    const auto even =
+        hn::And(multiply_byte_pairs(hn::BitCast(ByteTag(), hn::Set(ds, 16)), bytes), mask);
+    const auto odd =
+        hn::And(multiply_byte_pairs(hn::BitCast(ByteTag(), hn::Set(ds, 16 << 8)), bytes), mask);
     out[0] = hn::BitCast(df, hn::ShiftLeft<16>(hn::BitCast(dw, even)));
     out[1] = hn::BitCast(df, hn::ShiftLeft<16>(hn::BitCast(dw, odd)));
     out[2] = hn::BitCast(df, hn::And(hn::BitCast(dw, even), upper));
@@ -265,7 +267,8 @@ void scale_line(const float* x, const uint8_t* scales, int64_t num_blocks, float
 // ---- One row of x.
 
 // Transposes 16 bytes of each row of a tile that belongs to vector `sub` into words[j][output].
-HWY_INLINE void stage(const Tile& tile, int sub, int quarter, uint32_t* words /*[kWords][kGroup]*/) {
+HWY_INLINE void stage(const Tile& tile, int sub, int quarter,
+                      uint32_t* words /*[kWords][kGroup]*/) {
   WordVector v[4];
   load_words(tile.rows + size_t(sub * kLanes) * tile.stride + quarter * 16, tile.stride, v);
   HWY_UNROLL(4)
@@ -327,7 +330,8 @@ void multiply_row(const typename Format::Weights& w, const float* x, float* out,
         }
         prefetch_next_group<Format>(w, group, line, step, kWords);
         const int64_t word = nth(step, kWords, Format::row_mutated());
-        multiply_word<Format>(words[present] + word * kGroup, columns + word * Format::kPerWord, acc);
+        multiply_word<Format>(words[present] + word * kGroup, columns + word * Format::kPerWord,
+                              acc);
       }
       present = 1 - present;
     }
@@ -378,15 +382,16 @@ void scale_line(const Fp4Matrix& w, const Group& group, int64_t line, float* pan
     }
     float* columns = panel + b * kQuantBlock * kGroup;
     for (int i = 0; i < kQuantBlock * kGroup; i += kLanes) {
-      hn::Store(hn::Mul(hn::Load(d, columns + i), hn::Load(d, scales + i % kGroup)), d, columns + i);
+      hn::Store(hn::Mul(hn::Load(d, columns + i), hn::Load(d, scales + i % kGroup)), d,
+                columns + i);
     }
   }
 }
 
 // acc[r][output] continues over all columns of a panel, for kRows rows of x.
 template <int kRows, int kVectors>
-void multiply_panel(const float* panel, int num_columns,
-                    const float* x /*[kRows][kPanelColumns]*/, float* acc /*[kRows][kGroup]*/) {
+void multiply_panel(const float* panel, int num_columns, const float* x /*[kRows][kPanelColumns]*/,
+                    float* acc /*[kRows][kGroup]*/) {
   const FloatTag d;
   for (int first = 0; first < kGroup; first += kVectors * kLanes) {
     FloatVector sums[kRows][kVectors];
@@ -400,12 +405,14 @@ void multiply_panel(const float* panel, int num_columns,
     for (int k = 0; k < num_columns; ++k) {
       FloatVector w[kVectors];
       HWY_UNROLL(4)
-      for (int v = 0; v < kVectors; ++v) w[v] = hn::Load(d, panel + k * kGroup + first + v * kLanes);
+      for (int v = 0; v < kVectors; ++v)
+        w[v] = hn::Load(d, panel + k * kGroup + first + v * kLanes);
       HWY_UNROLL(8)
       for (int r = 0; r < kRows; ++r) {
         const FloatVector column = hn::Set(d, x[r * kPanelColumns + k]);
         HWY_UNROLL(4)
-        for (int v = 0; v < kVectors; ++v) sums[r][v] = fused_multiply_add(w[v], column, sums[r][v]);
+        for (int v = 0; v < kVectors; ++v)
+          sums[r][v] = fused_multiply_add(w[v], column, sums[r][v]);
       }
     }
     HWY_UNROLL(8)
@@ -422,12 +429,18 @@ void multiply_panel(int64_t rows, const float* panel, int num_columns, const flo
   constexpr int kNarrow = kSubs < 2 ? kSubs : 2;  // eight to twelve accumulators at 8 lanes
   constexpr int kWide = kSubs < 4 ? kSubs : 4;
   switch (rows) {
-    case 1: return multiply_panel<1, kWide>(panel, num_columns, x, acc);
-    case 2: return multiply_panel<2, kWide>(panel, num_columns, x, acc);
-    case 3: return multiply_panel<3, kWide>(panel, num_columns, x, acc);
-    case 4: return multiply_panel<4, kNarrow>(panel, num_columns, x, acc);
-    case 5: return multiply_panel<5, kNarrow>(panel, num_columns, x, acc);
-    case 6: return multiply_panel<6, kNarrow>(panel, num_columns, x, acc);
+    case 1:
+      return multiply_panel<1, kWide>(panel, num_columns, x, acc);
+    case 2:
+      return multiply_panel<2, kWide>(panel, num_columns, x, acc);
+    case 3:
+      return multiply_panel<3, kWide>(panel, num_columns, x, acc);
+    case 4:
+      return multiply_panel<4, kNarrow>(panel, num_columns, x, acc);
+    case 5:
+      return multiply_panel<5, kNarrow>(panel, num_columns, x, acc);
+    case 6:
+      return multiply_panel<6, kNarrow>(panel, num_columns, x, acc);
   }
 }
 
@@ -493,7 +506,8 @@ void multiply_groups(const typename Format::Weights& w, const float* packed, boo
       const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
       for (int64_t tile = 0; tile < tiles; ++tile) {  // of nearly equal height
         const int64_t begin = rows * tile / tiles, end = rows * (tile + 1) / tiles;
-        multiply_panel(end - begin, panel, columns, x + begin * kPanelColumns, acc + begin * kGroup);
+        multiply_panel(end - begin, panel, columns, x + begin * kPanelColumns,
+                       acc + begin * kGroup);
       }
     }
     for (int64_t t = 0; t < rows; ++t) {
@@ -524,12 +538,12 @@ void multiply_rows(KernelContext& ctx, Matrix<const float> x, const typename For
       scale_weights = scale_weights && weights_can_take_scale(ranges[t], codes);
     }
   }
-  ctx.pool().parallel_for(num_groups<Format>(w), 1, [&](int64_t begin, int64_t end, int thread_idx) {
-    float* scratch = thread_idx == 0
-                         ? packed + packed_size
-                         : ctx.scratch<float>(thread_idx, groups_scratch(rows));
-    multiply_groups<Format>(w, packed, scale_weights, out, rounding, begin, end, scratch);
-  });
+  ctx.pool().parallel_for(
+      num_groups<Format>(w), 1, [&](int64_t begin, int64_t end, int thread_idx) {
+        float* scratch = thread_idx == 0 ? packed + packed_size
+                                         : ctx.scratch<float>(thread_idx, groups_scratch(rows));
+        multiply_groups<Format>(w, packed, scale_weights, out, rounding, begin, end, scratch);
+      });
 }
 
 // ---- The operations.
@@ -540,7 +554,8 @@ void multiply(KernelContext& ctx, Matrix<const float> x, const typename Format::
   const int64_t rows = x.shape[0];
   if constexpr (Format::kHasSingleRow) {
     bool single = rows == 1 && w.k % kColumns<Format> == 0;
-    if constexpr (kIsFp8<Format>) single = single && x_can_take_fold(magnitudes(x.data, w.k), scale_codes(w));
+    if constexpr (kIsFp8<Format>)
+      single = single && x_can_take_fold(magnitudes(x.data, w.k), scale_codes(w));
     if (single) {
       ctx.pool().parallel_for(num_groups<Format>(w), 1, [&](int64_t begin, int64_t end, int) {
         multiply_row<Format>(w, x.data, out.data, rounding, begin, end);
@@ -556,22 +571,37 @@ void multiply(KernelContext& ctx, Matrix<const float> x, const typename Format::
 
 void matmul_fp8(KernelContext& ctx, Matrix<const float> x, const Fp8Matrix& w, Matrix<float> out,
                 Rounding rounding) {
-  Dims("matmul_fp8").bind('T', x.shape[0]).bind('K', x.shape[1]).bind('N', w.n).bind('K', w.k)
-      .bind('T', out.shape[0]).bind('N', out.shape[1]);
+  Dims("matmul_fp8")
+      .bind('T', x.shape[0])
+      .bind('K', x.shape[1])
+      .bind('N', w.n)
+      .bind('K', w.k)
+      .bind('T', out.shape[0])
+      .bind('N', out.shape[1]);
   multiply<Fp8Format>(ctx, x, w, out, rounding);
 }
 
 void matmul_fp4_f32(KernelContext& ctx, Matrix<const float> x, const Fp4Matrix& w,
                     Matrix<float> out, Rounding rounding) {
-  Dims("matmul_fp4_f32").bind('T', x.shape[0]).bind('K', x.shape[1]).bind('N', w.n).bind('K', w.k)
-      .bind('T', out.shape[0]).bind('N', out.shape[1]);
+  Dims("matmul_fp4_f32")
+      .bind('T', x.shape[0])
+      .bind('K', x.shape[1])
+      .bind('N', w.n)
+      .bind('K', w.k)
+      .bind('T', out.shape[0])
+      .bind('N', out.shape[1]);
   multiply<Fp4Format>(ctx, x, w, out, rounding);
 }
 
 void matmul_bf16(KernelContext& ctx, Matrix<const float> x, const Bf16Matrix& w, Matrix<float> out,
                  Rounding rounding) {
-  Dims("matmul_bf16").bind('T', x.shape[0]).bind('K', x.shape[1]).bind('N', w.n).bind('K', w.k)
-      .bind('T', out.shape[0]).bind('N', out.shape[1]);
+  Dims("matmul_bf16")
+      .bind('T', x.shape[0])
+      .bind('K', x.shape[1])
+      .bind('N', w.n)
+      .bind('K', w.k)
+      .bind('T', out.shape[0])
+      .bind('N', out.shape[1]);
   multiply<Bf16Format>(ctx, x, w, out, rounding);
 }
 

@@ -61,10 +61,12 @@ void prepare_block(const uint8_t* codes, uint8_t scale, Block& block) {
   constexpr int kVectors = kBlock / kLanes;
 
   const hn::FixedTag<uint8_t, 16> half;
-  HWY_ALIGN static constexpr uint8_t kOrder[16] = {0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15};
+  HWY_ALIGN static constexpr uint8_t kOrder[16] = {0, 2,  4,  6,  1, 3,  5,  7,
+                                                   8, 10, 12, 14, 9, 11, 13, 15};
   HWY_ALIGN uint8_t ordered[kBlock];
   for (int i = 0; i < kBlock; i += 16) {
-    hn::Store(hn::TableLookupBytes(hn::LoadU(half, codes + i), hn::Load(half, kOrder)), half, ordered + i);
+    hn::Store(hn::TableLookupBytes(hn::LoadU(half, codes + i), hn::Load(half, kOrder)), half,
+              ordered + i);
   }
 
   IntVector values[kVectors];
@@ -263,9 +265,16 @@ void multiply(const Fp4Matrix& w, const Block* blocks, int64_t rows, Matrix<floa
 void matmul_fp4(KernelContext& ctx, Fp8Rows x, const Fp4Matrix& w, Matrix<float> out,
                 Rounding rounding) {
   const int64_t num_rows = x.codes.shape[0], num_blocks = w.k / kBlock;
-  Dims("matmul_fp4").bind('T', num_rows).bind('K', x.codes.shape[1]).bind('N', w.n)
-      .bind('K', w.k).bind('T', out.shape[0]).bind('N', out.shape[1])
-      .bind('T', x.scales.shape[0]).bind('B', x.scales.shape[1]).bind('B', num_blocks);
+  Dims("matmul_fp4")
+      .bind('T', num_rows)
+      .bind('K', x.codes.shape[1])
+      .bind('N', w.n)
+      .bind('K', w.k)
+      .bind('T', out.shape[0])
+      .bind('N', out.shape[1])
+      .bind('T', x.scales.shape[0])
+      .bind('B', x.scales.shape[1])
+      .bind('B', num_blocks);
   // Rows that are prepared at a time: their blocks stay in the second-level cache.
   constexpr int64_t kCacheBytes = 256 * 1024, kMaxRows = 64;
   const int64_t fitting = kCacheBytes / (num_blocks * int64_t(sizeof(Block)));
