@@ -72,12 +72,12 @@ struct GenerateOptions {
 };
 int run_generate(const GenerateOptions& options);
 
-struct ForwardOptionsFlags {
+struct ForwardCommandOptions {
   ModelFlags model;
   std::string token_ids;
   std::string logits_file, trace_file, draft_file;
 };
-int run_forward(const ForwardOptionsFlags& options);
+int run_forward(const ForwardCommandOptions& options);
 
 struct InspectOptions {
   std::string path;  // a model directory or a config.json; empty: the default model

@@ -85,7 +85,7 @@ Result<std::vector<int32_t>> read_token_map(const std::string& model_dir) {
   return make_token_map(tokenizer).compressed_ids;
 }
 
-Status forward(const ForwardOptionsFlags& options, const std::vector<int32_t>& token_ids) {
+Status forward(const ForwardCommandOptions& options, const std::vector<int32_t>& token_ids) {
   ASSIGN_OR_RETURN(const LoadOptions load, make_load_options(options.model));
   ASSIGN_OR_RETURN(std::vector<int32_t> token_map, read_token_map(load.model_dir));
   LoadProgress progress(load.model_dir);
@@ -131,7 +131,7 @@ Status forward(const ForwardOptionsFlags& options, const std::vector<int32_t>& t
 
 }  // namespace
 
-int run_forward(const ForwardOptionsFlags& options) {
+int run_forward(const ForwardCommandOptions& options) {
   const Result<std::vector<int32_t>> token_ids = parse_token_ids("--token-ids", options.token_ids);
   if (!token_ids.has_value()) return fail_usage(token_ids.error());
   const Status status = forward(options, token_ids.value());

@@ -9,6 +9,7 @@
 #include "llm/llm.h"
 #include "model_flags.h"
 #include "stats.h"
+#include "tokenizer/detokenizer.h"
 
 namespace millrace {
 namespace {
@@ -76,8 +77,12 @@ void write_stop_reason(const StopReason& reason, JsonWriter& json) {
   json.key("stop_reason");
   if (const auto* id = std::get_if<int32_t>(&reason)) {
     json.value(*id);
-  } else if (const auto* text = std::get_if<std::string>(&reason)) {
-    json.value(*text);
+  } else if (const auto* bytes = std::get_if<std::string>(&reason)) {
+    std::string text;  // a stop string may be any bytes
+    Utf8Stream utf8;
+    utf8.push(*bytes, text);
+    utf8.finish(text);
+    json.value(text);
   } else {
     json.null();
   }
@@ -111,6 +116,11 @@ std::string answer_json(const Llm& llm, const Prompt& prompt, const Answer& answ
   json.member("ttft_s", timings.time_to_first_token_s);
   json.member("decode_s", timings.decode_s);
   json.member("decode_tokens_per_s", decode_tokens_per_s(answer)).end_object();
+  const EngineInfo info = llm.engine().info();
+  json.key("engine").begin_object();
+  json.member("numerics_id", info.numerics_id).member("isa", info.isa);
+  json.member("threads", info.num_threads).member("mapped_bytes", info.mapped_bytes);
+  json.member("copied_bytes", info.copied_bytes).end_object();
   if (!completion.logprobs.empty()) {
     json.key("logprobs").begin_array();
     for (const TokenLogprobs& logprobs : completion.logprobs) {

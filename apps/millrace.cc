@@ -196,7 +196,7 @@ void add_generate(CLI::App& app, GenerateOptions& options, std::function<int()>&
   });
 }
 
-void add_forward(CLI::App& app, ForwardOptionsFlags& options, std::function<int()>& action) {
+void add_forward(CLI::App& app, ForwardCommandOptions& options, std::function<int()>& action) {
   CLI::App& command =
       *app.add_subcommand("forward", "run the forward pass over tokens and store what it computes");
   command.footer("tools/reference/compare.py compares the files with golden ones.");
@@ -268,7 +268,7 @@ int run(int argc, char** argv) {
   std::function<int()> action;
   ChatOptions chat;
   GenerateOptions generate;
-  ForwardOptionsFlags forward;
+  ForwardCommandOptions forward;
   InspectOptions inspect;
   TokenizeOptions tokenize;
   DetokenizeOptions detokenize;

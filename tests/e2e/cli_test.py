@@ -543,6 +543,23 @@ class Generate(Case):
             result.stderr, r"^\[5 prompt tokens at \d+/s, 8 new at \d+/s, .*length, seed \d+\]$"
         )
 
+    def test_an_answer_names_what_computed_it(self):
+        machine = json.loads(output("inspect", "--machine", "--json"))
+        engine = greedy("--max-tokens", 1, "--threads", 2, "--isa", "ref", self.PROMPT)["engine"]
+        shards = sum(path.stat().st_size for path in NANO.glob("*.safetensors"))
+        self.assertEqual(
+            engine,
+            {
+                "numerics_id": machine["numerics_id"],
+                "isa": "ref",
+                "threads": 2,
+                "mapped_bytes": shards,
+                "copied_bytes": 0,
+            },
+        )
+        fp32 = greedy("--max-tokens", 1, "--numerics", "fp32", self.PROMPT)["engine"]["numerics_id"]
+        self.assertNotEqual(fp32, machine["numerics_id"])
+
     def test_the_context_ends_an_answer(self):
         answer = greedy("--max-model-len", 20, "--ignore-eos", self.PROMPT)
         self.assertEqual(answer["usage"]["total_tokens"], 20)
