@@ -29,12 +29,14 @@ struct HeadTile {
   int64_t keys, size, heads;
   int64_t width;       // heads, rounded up to whole vectors
   const float* query;  // [size, width]
-  float* scores;       // [keys, width] scores, then the weights of the values
+  float* scores;       // [keys, width] dot products, then the weights of the values
 };
 
-// scores[j] of keys [key, key + kKeys).
+// The innermost functions are not inlined: they use every register, and a caller would keep one.
+
+// The dot products of keys [key, key + kKeys).
 template <int kVectors, int kKeys>
-void score_keys(const HeadTile& tile, int64_t key, float scale, bool swapped) {
+HWY_NOINLINE void dot_keys(const HeadTile& tile, int64_t key, bool swapped) {
   const FloatTag tag;
   const float* row[kKeys];
   FloatVector acc[kKeys][kVectors];
@@ -54,20 +56,22 @@ void score_keys(const HeadTile& tile, int64_t key, float scale, bool swapped) {
     }
   }
   for (int j = 0; j < kKeys; ++j) {
-    for (int v = 0; v < kVectors; ++v) {
-      const FloatVector score = hn::Mul(acc[j][v], hn::Set(tag, scale));
-      hn::Store(score, tag, tile.scores + (key + j) * kWidth + v * kLanes);
-    }
+    float* dots = tile.scores + (key + j) * kWidth;
+    for (int v = 0; v < kVectors; ++v) hn::Store(acc[j][v], tag, dots + v * kLanes);
   }
 }
 
-// Scores of a vector of heads to weights, in place.
-void softmax(const HeadTile& tile, int64_t first_head, FloatVector sink, bool swapped) {
+// Dot products of a vector of heads to weights, in place.
+void softmax(const HeadTile& tile, int64_t first_head, float scale, FloatVector sink,
+             bool swapped) {
   const FloatTag tag;
   float* scores = tile.scores + first_head;
   FloatVector largest = hn::Set(tag, -1e30f);
   for (int64_t j = 0; j < tile.keys; ++j) {
-    largest = hn::Max(largest, hn::Load(tag, scores + j * tile.width));
+    float* score = scores + j * tile.width;
+    const FloatVector scaled = hn::Mul(hn::Load(tag, score), hn::Set(tag, scale));
+    hn::Store(scaled, tag, score);
+    largest = hn::Max(largest, scaled);
   }
   HWY_ALIGN float sums[16 * kLanes] = {};  // the 16 virtual lanes, each a vector of heads
   for (int64_t n = 0; n < tile.keys; ++n) {
@@ -94,8 +98,9 @@ void softmax(const HeadTile& tile, int64_t first_head, FloatVector sink, bool sw
 // out[h][d ...] += the keys [begin, end), for kHeads heads from `head` and kVectors vectors of
 // dims from d; the sums start from zero at key 0 and are finished at the last one.
 template <int kHeads, int kVectors, class Access>
-void add_values(const HeadTile& tile, int64_t begin, int64_t end, int64_t head, int64_t d,
-                const Access& access, TensorView<float, 2> out, Rounding rounding, bool swapped) {
+HWY_NOINLINE void add_values(const HeadTile& tile, int64_t begin, int64_t end, int64_t head,
+                             int64_t d, const Access& access, TensorView<float, 2> out,
+                             Rounding rounding, bool swapped) {
   const FloatTag tag;
   FloatVector acc[kHeads][kVectors];
   for (int h = 0; h < kHeads; ++h) {
@@ -151,14 +156,14 @@ void attend(const HeadTile& tile, const float* sink, float scale, TensorView<flo
   const bool swapped_values = mutated("attention/values");
   int64_t key = 0;
   for (; key + kKeys <= tile.keys; key += kKeys) {
-    score_keys<kVectors, kKeys>(tile, key, scale, swapped_scores);
+    dot_keys<kVectors, kKeys>(tile, key, swapped_scores);
   }
-  for (; key < tile.keys; ++key) score_keys<kVectors, 1>(tile, key, scale, swapped_scores);
+  for (; key < tile.keys; ++key) dot_keys<kVectors, 1>(tile, key, swapped_scores);
 
   for (int v = 0; v < kVectors; ++v) {
     const int64_t first = v * kLanes;
     const FloatVector sinks = part_of(tile.heads - first).load(sink + first);
-    softmax(tile, first, sinks, swapped_softmax);
+    softmax(tile, first, scale, sinks, swapped_softmax);
   }
 
   // Blocks of keys that stay in the cache while every head and dim takes them in. Without a key
@@ -254,8 +259,8 @@ void compress_pairs(KernelContext& ctx, Matrix<const float> a, Matrix<const floa
 
 // dots[j * width + h] of kKeys keys from `keys`, for kVectors vectors of heads from `head`.
 template <int kVectors, int kKeys>
-void index_dots(const float* query, int64_t width, int64_t head, int64_t size, const float* keys,
-                int64_t key_stride, bool swapped, float* dots) {
+HWY_NOINLINE void index_dots(const float* query, int64_t width, int64_t head, int64_t size,
+                             const float* keys, int64_t key_stride, bool swapped, float* dots) {
   const FloatTag tag;
   FloatVector dot[kKeys][kVectors];
   for (auto& row : dot) {

@@ -68,9 +68,11 @@ constexpr int64_t kTokenBlock = 16, kColumnBlock = 1024;
 constexpr int64_t kDotRows = 3, kDotTokens = 2;  // held in registers at once
 
 // lanes[t * lane_stride + k * 16 ...] of kTokens x kRows lane sums += the columns [begin, end).
+// Not inlined: it uses every register, and a caller would keep one.
 template <int kTokens, int kRows>
-void add_dots(Matrix<const float> streams, int64_t token, const float* fn, int64_t begin,
-              int64_t end, bool swapped, float* lanes, int64_t lane_stride) {
+HWY_NOINLINE void add_dots(Matrix<const float> streams, int64_t token, const float* fn,
+                           int64_t begin, int64_t end, bool swapped, float* lanes,
+                           int64_t lane_stride) {
   LaneSum sums[kTokens][kRows];
   const float* f[kTokens];
   for (int t = 0; t < kTokens; ++t) {
