@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -43,10 +45,38 @@ Result<size_t> regular_size(const std::string& path, int fd) {
   return size_t(info.st_size);
 }
 
+// Without waiting: a pipe would have to be opened by a writer first.
+int open_to_read(const std::string& path) {
+  return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+}
+
+Status write_all(const std::string& path, int flags, std::string_view content) {
+  const FileDescriptor fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0644));
+  if (fd.get() < 0) return errno_error(path, "cannot open to write");
+  size_t done = 0;
+  while (done < content.size()) {
+    const ssize_t n = ::write(fd.get(), content.data() + done, content.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno_error(path, "cannot write");
+    done += size_t(n);
+  }
+  return {};
+}
+
+Status replace_file(const std::string& path, std::string_view content) {
+  const std::string temporary = format(path, ".tmp.", ::getpid());
+  Status status = write_all(temporary, O_TRUNC, content);
+  if (status.ok() && std::rename(temporary.c_str(), path.c_str()) != 0) {
+    status = errno_error(path, "cannot rename to");
+  }
+  if (!status.ok()) ::unlink(temporary.c_str());
+  return status;
+}
+
 }  // namespace
 
 Result<MappedFile> MappedFile::open(const std::string& path) {
-  const FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const FileDescriptor fd(open_to_read(path));
   if (fd.get() < 0) return errno_error(path, "cannot open");
   ASSIGN_OR_RETURN(const size_t size, regular_size(path, fd.get()));
   if (size == 0) return MappedFile(path, nullptr, 0);
@@ -69,7 +99,7 @@ MappedFile::~MappedFile() {
 }
 
 Result<std::string> read_file(const std::string& path, size_t max_bytes) {
-  const FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const FileDescriptor fd(open_to_read(path));
   if (fd.get() < 0) return errno_error(path, "cannot open");
   ASSIGN_OR_RETURN(const size_t size, regular_size(path, fd.get()));
   if (size > max_bytes) {
@@ -90,25 +120,19 @@ Result<std::string> read_file(const std::string& path, size_t max_bytes) {
 }
 
 Status write_file(const std::string& path, std::string_view content) {
-  const std::string temporary = format(path, ".tmp.", ::getpid());
-  {
-    const FileDescriptor fd(
-        ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-    if (fd.get() < 0) return errno_error(temporary, "cannot create");
-    size_t done = 0;
-    while (done < content.size()) {
-      const ssize_t n = ::write(fd.get(), content.data() + done, content.size() - done);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) {
-        Error error = errno_error(temporary, "cannot write");
-        ::unlink(temporary.c_str());
-        return error;
-      }
-      done += size_t(n);
-    }
+  struct stat info;
+  if (::lstat(path.c_str(), &info) != 0) return replace_file(path, content);  // says what is wrong
+  const bool leads_nowhere = ::stat(path.c_str(), &info) != 0;
+  if (!leads_nowhere && S_ISDIR(info.st_mode)) {
+    return Error{Code::kInvalidArgument, format(path, ": is a directory, expected a file")};
   }
-  if (::rename(temporary.c_str(), path.c_str()) != 0) return errno_error(path, "cannot rename to");
-  return {};
+  // A link to nothing makes its target; a device or a pipe takes what is written.
+  if (leads_nowhere || !S_ISREG(info.st_mode)) return write_all(path, 0, content);
+  char* resolved = ::realpath(path.c_str(), nullptr);
+  if (resolved == nullptr) return errno_error(path, "cannot resolve");
+  const std::string target = resolved;
+  std::free(resolved);
+  return replace_file(target, content);
 }
 
 }  // namespace millrace

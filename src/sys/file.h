@@ -33,7 +33,8 @@ class MappedFile {
 Result<std::string> read_file(const std::string& path, size_t max_bytes = size_t{1} << 30);
 
 // Writes the file under a temporary name beside it and renames it, so that a reader never sees
-// half of it.
+// half of it. Symbolic links stay, their target is written; so do devices and pipes, which are
+// written in place.
 Status write_file(const std::string& path, std::string_view content);
 
 }  // namespace millrace

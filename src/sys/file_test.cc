@@ -1,0 +1,102 @@
+#include "sys/file.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+namespace millrace {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+class File : public testing::Test {
+ protected:
+  File() {
+    std::string pattern = testing::TempDir() + "file_test_XXXXXX";
+    folder_ = ::mkdtemp(pattern.data());
+  }
+  ~File() override { fs::remove_all(folder_); }
+
+  std::string path(const std::string& name) const { return folder_ / name; }
+  void expect_names(std::vector<std::string> expected) const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(folder_)) names.push_back(entry.path().filename());
+    EXPECT_THAT(names, testing::UnorderedElementsAreArray(expected));
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(File, IsReplacedAsAWhole) {
+  ASSERT_TRUE(write_file(path("a"), "first").ok());
+  const Result<MappedFile> old = MappedFile::open(path("a"));
+  ASSERT_TRUE(old.has_value());
+  ASSERT_TRUE(write_file(path("a"), "2nd").ok());
+  EXPECT_EQ(read_file(path("a")).value(), "2nd");
+  EXPECT_EQ(old.value().bytes().size(), 5u);
+  EXPECT_EQ(old.value().bytes()[0], 'f');
+  expect_names({"a"});
+}
+
+TEST_F(File, IsWrittenThroughLinks) {
+  ASSERT_TRUE(write_file(path("target"), "old").ok());
+  fs::create_symlink("target", path("link"));
+  fs::create_symlink("link", path("link2"));
+  fs::create_symlink("later", path("dangling"));
+  ASSERT_TRUE(write_file(path("link2"), "new").ok());
+  ASSERT_TRUE(write_file(path("dangling"), "made").ok());
+  EXPECT_TRUE(fs::is_symlink(path("link")) && fs::is_symlink(path("link2")));
+  EXPECT_TRUE(fs::is_symlink(path("dangling")));
+  EXPECT_EQ(read_file(path("target")).value(), "new");
+  EXPECT_EQ(read_file(path("later")).value(), "made");
+  expect_names({"target", "link", "link2", "dangling", "later"});
+}
+
+TEST_F(File, PipesAreWrittenInPlace) {
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  const int reader = ::open(path("pipe").c_str(), O_RDONLY | O_NONBLOCK);
+  ASSERT_GE(reader, 0);
+  EXPECT_TRUE(write_file(path("pipe"), "through").ok());
+  char content[16];
+  EXPECT_EQ(::read(reader, content, sizeof content), 7);
+  ::close(reader);
+  EXPECT_TRUE(fs::is_fifo(path("pipe")));
+  expect_names({"pipe"});
+}
+
+TEST_F(File, FailuresOfWritingLeaveNothing) {
+  fs::create_directory(path("folder"));
+  const Status folder = write_file(path("folder"), "x");
+  ASSERT_FALSE(folder.ok());
+  EXPECT_THAT(folder.error().message, HasSubstr("folder: is a directory, expected a file"));
+  const Status missing = write_file(path("missing/file"), "x");
+  ASSERT_FALSE(missing.ok());
+  EXPECT_EQ(missing.error().code, Code::kNotFound);
+  expect_names({"folder"});
+}
+
+TEST_F(File, PipesAndFoldersAreNotRead) {
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  fs::create_directory(path("folder"));
+  for (const char* name : {"pipe", "folder"}) {
+    EXPECT_THAT(read_file(path(name)).error().message, HasSubstr(": not a regular file"));
+    EXPECT_THAT(MappedFile::open(path(name)).error().message, HasSubstr(": not a regular file"));
+  }
+}
+
+TEST_F(File, TooLargeOnesAreRefusedUnread) {
+  std::ofstream(path("huge")).put('x');
+  fs::resize_file(path("huge"), uintmax_t{1} << 40);  // a hole; reading it would not end well
+  EXPECT_THAT(read_file(path("huge")).error().message,
+              HasSubstr("huge: 1099511627776 bytes, expected at most 1073741824"));
+  EXPECT_EQ(read_file(path("huge"), 10).error().code, Code::kExhausted);
+}
+
+}  // namespace
+}  // namespace millrace
