@@ -1,7 +1,5 @@
 #include "request/sampling_params.h"
 
-#include <cmath>
-
 #include "base/format.h"
 
 namespace millrace {
@@ -64,7 +62,9 @@ Status validate(const SamplingParams& p, int64_t vocab_size) {
   RETURN_IF_ERROR(check_lengths(p, vocab_size));
   for (const auto& [id, bias] : p.logit_bias) {
     RETURN_IF_ERROR(check_token_ids("logit_bias", {id}, vocab_size));
-    if (std::isnan(bias)) return refuse("logit_bias", format(bias, " for token ", id), "a number");
+    if (!(bias >= -100 && bias <= 100)) {
+      return refuse("logit_bias", format(bias, " for token ", id), "-100 to 100");
+    }
   }
   RETURN_IF_ERROR(check_token_ids("allowed_token_ids", p.allowed_token_ids, vocab_size));
   for (const std::vector<int32_t>& word : p.bad_words_token_ids) {

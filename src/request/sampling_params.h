@@ -22,7 +22,7 @@ struct SamplingParams {
   double frequency_penalty = 0;   // -2 to 2, on generated tokens
   double repetition_penalty = 1;  // above 0, on prompt and generated tokens
 
-  std::vector<std::pair<int32_t, double>> logit_bias;     // by token id, clamped to -100..100
+  std::vector<std::pair<int32_t, double>> logit_bias;     // by token id, -100 to 100
   std::vector<int32_t> allowed_token_ids;                 // empty: every token
   std::vector<std::vector<int32_t>> bad_words_token_ids;  // sequences that must never come out
 
