@@ -6,6 +6,7 @@
 #include <cmath>
 #include <fstream>
 #include <string>
+#include <system_error>
 
 #include "base/check.h"
 #include "sys/fp_environment.h"
@@ -45,20 +46,27 @@ T wait_for_change(std::atomic<T>& value, T old, int spins) {
   }
 }
 
+void end_workers(std::vector<std::thread>& workers, bool& stop, std::atomic<uint32_t>& generation) {
+  stop = true;
+  generation.fetch_add(1, std::memory_order_release);
+  generation.notify_all();
+  for (std::thread& t : workers) t.join();
+}
+
 }  // namespace
 
 ThreadPool::ThreadPool(int num_threads)
     : spins_(num_threads <= default_num_threads() ? kSpins : 0) {
   MR_CHECK_OP(num_threads, >=, 1);
-  for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { worker(i); });
+  try {
+    for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { worker(i); });
+  } catch (const std::system_error& error) {  // the machine's limit
+    end_workers(workers_, stop_, generation_);
+    throw std::system_error(error.code(), "cannot create thread");
+  }
 }
 
-ThreadPool::~ThreadPool() {
-  stop_ = true;
-  generation_.fetch_add(1, std::memory_order_release);
-  generation_.notify_all();
-  for (std::thread& t : workers_) t.join();
-}
+ThreadPool::~ThreadPool() { end_workers(workers_, stop_, generation_); }
 
 void ThreadPool::run_region(Region region, void* fn) {
   if (workers_.empty()) return region(fn, 0);
