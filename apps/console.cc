@@ -34,6 +34,21 @@ void on_interrupt(int) {
 
 bool stderr_is_terminal() { return isatty(STDERR_FILENO); }
 
+// Messages quote names from files, which may hold line ends or what a terminal obeys.
+std::string printable(std::string_view text) {
+  std::string printable;
+  for (const char c : text) {
+    if (uint8_t(c) >= 0x20 && c != 0x7f) {
+      printable += c;
+      continue;
+    }
+    char escaped[5];
+    std::snprintf(escaped, sizeof escaped, "\\x%02x", unsigned(uint8_t(c)));
+    printable += escaped;
+  }
+  return printable;
+}
+
 }  // namespace
 
 bool stdin_is_terminal() { return isatty(STDIN_FILENO); }
@@ -41,7 +56,7 @@ bool stdout_is_terminal() { return isatty(STDOUT_FILENO); }
 
 int fail(const Error& error) {
   std::cout.flush();
-  std::cerr << "millrace: " << error.message << "\n";
+  std::cerr << "millrace: " << printable(error.message) << "\n";
   return kExitError;
 }
 
@@ -51,6 +66,18 @@ int fail_usage(const Error& error) {
 }
 
 void print(std::string_view text) { std::cout << text << std::flush; }
+
+void open_standard_streams() {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
+    // Takes the lowest number that is free. Only to read, so that output is still reported as lost.
+    if (fcntl(fd, F_GETFD) == -1) [[maybe_unused]] const int opened = open("/dev/null", O_RDONLY);
+  }
+}
+
+int finish_output(int status) {
+  if (std::cout.flush() || status != kExitOk) return status;
+  return fail({Code::kUnavailable, "stdout: cannot write all of the output"});
+}
 
 Result<std::string> read_input(const std::string& file) {
   if (file != "-") return read_file(file);

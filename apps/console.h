@@ -24,6 +24,13 @@ int fail_usage(const Error& error);
 // Writes and flushes, so that streamed text shows at once.
 void print(std::string_view text);
 
+// Puts /dev/null where stdin, stdout or stderr is closed: a file or pipe opened later would take
+// its number.
+void open_standard_streams();
+
+// Flushes stdout; the status, or that of an error when something printed was not written.
+int finish_output(int status);
+
 // The whole of a file, or of stdin for "-".
 Result<std::string> read_input(const std::string& file);
 

@@ -8,6 +8,7 @@
 #include "engine/loaded_model.h"
 #include "llm/llm.h"
 #include "model_flags.h"
+#include "sampler/sampler.h"
 #include "sys/file.h"
 #include "tokenizer/token_map.h"
 
@@ -126,13 +127,20 @@ Status forward(const ForwardCommandOptions& options, const std::vector<int32_t>&
     RETURN_IF_ERROR(add_draft(model->runner(), state, std::span(logits).last(size_t(vocab_size)),
                               options.draft_file, outputs));
   }
-  return outputs.write();
+  RETURN_IF_ERROR(outputs.write());
+  // Said after writing: the files show where it began.
+  const int64_t num_rows = int64_t(logits.size()) / vocab_size;
+  for (int64_t r = 0; r < num_rows; ++r) {
+    RETURN_IF_ERROR(check_finite(std::span(logits).subspan(size_t(r * vocab_size), size_t(vocab_size)),
+                                 "forward", num_tokens - num_rows + r));
+  }
+  return {};
 }
 
 }  // namespace
 
 int run_forward(const ForwardCommandOptions& options) {
-  const Result<std::vector<int32_t>> token_ids = parse_token_ids("--token-ids", options.token_ids);
+  const Result<std::vector<int32_t>> token_ids = parse_token_ids(options.token_ids);
   if (!token_ids.has_value()) return fail_usage(token_ids.error());
   const Status status = forward(options, token_ids.value());
   return status.ok() ? kExitOk : fail(status.error());

@@ -33,7 +33,7 @@ Result<Prompt> make_chat_prompt(const GenerateOptions& options, const Llm& llm) 
 Result<Prompt> make_prompt(const GenerateOptions& options, const Llm& llm) {
   if (!options.chat_file.empty()) return make_chat_prompt(options, llm);
   if (!options.token_ids.empty()) {
-    ASSIGN_OR_RETURN(std::vector<int32_t> ids, parse_token_ids("--token-ids", options.token_ids));
+    ASSIGN_OR_RETURN(std::vector<int32_t> ids, parse_token_ids(options.token_ids));
     return Prompt{std::move(ids), std::nullopt};
   }
   std::string text;

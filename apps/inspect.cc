@@ -27,6 +27,8 @@ struct Inspected {
   std::optional<Checkpoint> checkpoint;  // when the folder has weights
 };
 
+constexpr size_t kMaxConfigBytes = size_t{1} << 20;
+
 bool has_weights(const std::string& folder) {
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
@@ -52,7 +54,7 @@ Result<Inspected> open(const std::string& path) {
     }
   }
   const std::string file = is_folder ? inspected.path + "/config.json" : path;
-  ASSIGN_OR_RETURN(const std::string json, read_file(file));
+  ASSIGN_OR_RETURN(const std::string json, read_file(file, kMaxConfigBytes));
   Result<ModelConfig> config = parse_model_config(json);
   if (!config.has_value()) {
     return Error{config.error().code, format(file, ": ", config.error().message)};

@@ -3,11 +3,15 @@
 
 #include <CLI/CLI.hpp>
 
+#include <exception>
 #include <functional>
 #include <iostream>
+#include <limits>
+#include <new>
 #include <string>
 #include <vector>
 
+#include "base/format.h"
 #include "commands.h"
 #include "console.h"
 #include "engine/loaded_model.h"
@@ -20,9 +24,38 @@ namespace {
 constexpr const char* kModelHelp =
     "model directory in the released format; default: models/nano, which comes with the program";
 
+// CLI11 lets integers wrap that do not fit, and reads 010 as eight.
+template <class Integer>
+CLI::Validator integer() {
+  const auto check = [](std::string& text) {
+    Integer number = 0;
+    if (!parse_number(text, number)) {
+      return format("found \"", text, "\", expected an integer from ",
+                    std::numeric_limits<Integer>::min(), " to ", std::numeric_limits<Integer>::max());
+    }
+    text = std::to_string(number);
+    return std::string();
+  };
+  return CLI::Validator(check, "");
+}
+
+std::string check_token_ids(const std::string& list) {
+  const Result<std::vector<int32_t>> ids = parse_token_ids(list);
+  if (!ids.has_value()) return ids.error().message;
+  return ids.value().empty() ? "found no tokens, expected at least one" : "";
+}
+
+std::string check_path(const std::string& path) {
+  return path.empty() ? "found an empty name, expected a path" : "";
+}
+
 void add_model_flags(CLI::App& command, ModelFlags& flags) {
   const std::string group = "Model";
-  command.add_option("--model", flags.model_dir, kModelHelp)->type_name("DIR")->group(group);
+  command
+      .add_option("--model", flags.model_dir, kModelHelp)
+      ->check(check_path)
+      ->type_name("DIR")
+      ->group(group);
   command
       .add_option("--numerics", flags.numerics,
                   "reference: the published roundings; fp32: no rounding and no quantisation beyond "
@@ -58,6 +91,7 @@ void add_context_flag(CLI::App& command, ModelFlags& flags) {
   command
       .add_option("--max-model-len", flags.max_model_len,
                   "most tokens of prompt and answer; default: what the checkpoint allows")
+      ->transform(integer<int64_t>())
       ->group("Model");
 }
 
@@ -67,7 +101,8 @@ void add_sampling_flags(CLI::App& command, SamplingFlags& flags) {
     return command.add_option(name, value, help)->group(group);
   };
   add("--temperature,--temp", flags.temperature, "0 to 2; 0: always the likeliest token");
-  add("--top-k", flags.top_k, "only the k likeliest tokens; 0 or -1: all");
+  add("--top-k", flags.top_k, "only the k likeliest tokens; 0 or -1: all")
+      ->transform(integer<int64_t>());
   add("--top-p", flags.top_p, "only the likeliest tokens that together reach this probability");
   add("--min-p", flags.min_p, "only tokens with this fraction of the likeliest one's probability");
   add("--presence-penalty", flags.presence_penalty, "-2 to 2, on tokens that were generated");
@@ -77,20 +112,26 @@ void add_sampling_flags(CLI::App& command, SamplingFlags& flags) {
   add("--logit-bias", flags.logit_bias, "added to a token's logit, -100 to 100; may be repeated")
       ->type_name("ID=NUMBER")
       ->allow_extra_args(false);
-  add("--allowed-token-ids", flags.allowed_token_ids, "only these tokens")->type_name("ID,ID,...");
+  add("--allowed-token-ids", flags.allowed_token_ids, "only these tokens")
+      ->check(check_token_ids)
+      ->type_name("ID,ID,...");
   add("--bad-word", flags.bad_words, "text that must not come out; may be repeated")
       ->allow_extra_args(false);
-  add("--seed", flags.seed, "same seed, same answer; default: drawn anew");
+  add("--seed", flags.seed, "same seed, same answer; default: drawn anew")
+      ->transform(integer<uint64_t>());
 
   const std::string stop_group = "Length and stops";
   const auto add_stop = [&](const char* name, auto& value, const char* help) {
     return command.add_option(name, value, help)->group(stop_group);
   };
-  add_stop("--max-tokens", flags.max_tokens, "most tokens to generate; default: as many as fit");
-  add_stop("--min-tokens", flags.min_tokens, "no end before so many tokens");
+  add_stop("--max-tokens", flags.max_tokens, "most tokens to generate; default: as many as fit")
+      ->transform(integer<int64_t>());
+  add_stop("--min-tokens", flags.min_tokens, "no end before so many tokens")
+      ->transform(integer<int64_t>());
   add_stop("--stop", flags.stop, "text that ends the answer; may be repeated")
       ->allow_extra_args(false);
   add_stop("--stop-token-ids", flags.stop_token_ids, "tokens that end the answer")
+      ->check(check_token_ids)
       ->type_name("ID,ID,...");
   command.add_flag("--include-stop", flags.include_stop, "keep the stop text in the answer")
       ->group(stop_group);
@@ -132,6 +173,7 @@ void add_chat(CLI::App& app, ChatOptions& options, std::function<int()>& action)
       .add_option("--tools", options.tools_file,
                   "JSON list of tools in the Chat Completions form; the result of a call is the next "
                   "line")
+      ->check(check_path)
       ->type_name("FILE")
       ->group("Chat");
   add_thinking_flags(command, options.thinking);
@@ -152,15 +194,18 @@ void add_generate(CLI::App& app, GenerateOptions& options, std::function<int()>&
   const std::string group = "Prompt (one of PROMPT, --file, --chat, --token-ids; or stdin)";
   command.add_option("PROMPT", options.prompt, "the text to continue");
   command.add_option("--file", options.file, "a file with the text; a final newline is dropped")
+      ->check(check_path)
       ->type_name("FILE")
       ->group(group);
   command
       .add_option("--chat", options.chat_file,
                   "a Chat Completions request in JSON; - is stdin. Its sampling fields are "
                   "ignored: use flags")
+      ->check(check_path)
       ->type_name("FILE")
       ->group(group);
   command.add_option("--token-ids", options.token_ids, "the prompt as tokens")
+      ->check(check_token_ids)
       ->type_name("ID,ID,...")
       ->group(group);
   command.add_flag("--no-bos", options.no_bos, "do not put the begin token in front of text")
@@ -177,8 +222,10 @@ void add_generate(CLI::App& app, GenerateOptions& options, std::function<int()>&
   };
   add_output("--logprobs", options.sampling.logprobs,
              "log-probability of every token, with the N likeliest; -1: all")
+      ->transform(integer<int64_t>())
       ->needs(json);
   add_output("--prompt-logprobs", options.sampling.prompt_logprobs, "the same of the prompt")
+      ->transform(integer<int64_t>())
       ->needs(json);
   add_output("-n,--n", options.n, "answers to the same prompt, one after the other")
       ->check(CLI::Range(1, 128).description(""))
@@ -202,9 +249,13 @@ void add_forward(CLI::App& app, ForwardCommandOptions& options, std::function<in
   command.footer("tools/reference/compare.py compares the files with golden ones.");
   command.add_option("--token-ids", options.token_ids, "the tokens")
       ->required()
+      ->check(check_token_ids)
       ->type_name("ID,ID,...");
   const auto add_output = [&](const char* name, std::string& file, const char* help) {
-    command.add_option(name, file, help)->type_name("FILE")->group("Output (at least one; safetensors)");
+    command.add_option(name, file, help)
+        ->check(check_path)
+        ->type_name("FILE")
+        ->group("Output (at least one; safetensors)");
   };
   add_output("--logits", options.logits_file, "logits [T, vocab_size]");
   add_output("--trace", options.trace_file,
@@ -236,10 +287,13 @@ void add_inspect(CLI::App& app, InspectOptions& options, std::function<int()>& a
 void add_tokenize(CLI::App& app, TokenizeOptions& options, std::function<int()>& action) {
   CLI::App& command = *app.add_subcommand("tokenize", "text to token ids");
   CLI::Option* text = command.add_option("TEXT", options.text, "the text; default: stdin");
-  command.add_option("--file", options.file, "a file with the text")->type_name("FILE")->excludes(text);
+  command.add_option("--file", options.file, "a file with the text")
+      ->check(check_path)
+      ->type_name("FILE")
+      ->excludes(text);
   command.add_flag("--special", options.special, "recognise control tokens spelled in the text");
   command.add_flag("--json", options.json, "token_ids, count and the text of each token");
-  command.add_option("--model", options.model_dir, kModelHelp)->type_name("DIR");
+  command.add_option("--model", options.model_dir, kModelHelp)->check(check_path)->type_name("DIR");
   command.callback([&] { action = [&] { return run_tokenize(options); }; });
 }
 
@@ -247,7 +301,7 @@ void add_detokenize(CLI::App& app, DetokenizeOptions& options, std::function<int
   CLI::App& command = *app.add_subcommand("detokenize", "token ids to text");
   command.add_option("ID", options.token_ids, "token ids, separated by blanks or commas; default: stdin");
   command.add_flag("--json", options.json, "text, and the text of each token");
-  command.add_option("--model", options.model_dir, kModelHelp)->type_name("DIR");
+  command.add_option("--model", options.model_dir, kModelHelp)->check(check_path)->type_name("DIR");
   command.callback([&] { action = [&] { return run_detokenize(options); }; });
 }
 
@@ -297,6 +351,16 @@ int run(int argc, char** argv) {
 }  // namespace millrace
 
 int main(int argc, char** argv) {
+  using millrace::Code, millrace::fail;
+  millrace::open_standard_streams();
   const millrace::ScopedFpEnvironment fp_environment;
-  return millrace::run(argc, argv);
+  int status = millrace::kExitError;
+  try {
+    status = millrace::run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    fail({Code::kExhausted, "out of memory"});
+  } catch (const std::exception& error) {  // of threads that cannot be created
+    fail({Code::kUnavailable, error.what()});
+  }
+  return millrace::finish_output(status);
 }

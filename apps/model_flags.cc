@@ -69,13 +69,14 @@ Result<std::unique_ptr<Llm>> open_llm(const ModelFlags& flags) {
   return Llm::open(options, [&](int64_t done, int64_t all) { progress(done, all); });
 }
 
-Result<std::vector<int32_t>> parse_token_ids(std::string_view flag, std::string_view text) {
+Result<std::vector<int32_t>> parse_token_ids(std::string_view text) {
   std::vector<int32_t> ids;
   for (size_t at = 0; (at = text.find_first_not_of(", \t\r\n", at)) != text.npos;) {
     const size_t end = std::min(text.find_first_of(", \t\r\n", at), text.size());
     if (!parse_number(text.substr(at, end - at), ids.emplace_back())) {
-      return bad_flag(flag, text.substr(at, end - at),
-                      format("an integer as item ", ids.size(), " of the list"));
+      return Error{Code::kInvalidArgument,
+                   format("found \"", text.substr(at, end - at), "\", expected an integer as item ",
+                          ids.size(), " of the list")};
     }
     at = end;
   }
@@ -95,9 +96,8 @@ Result<SamplingParams> make_sampling(const SamplingFlags& flags, const Llm& llm)
     ASSIGN_OR_RETURN(auto bias, parse_logit_bias(text));
     params.logit_bias.push_back(bias);
   }
-  ASSIGN_OR_RETURN(params.allowed_token_ids,
-                   parse_token_ids("--allowed-token-ids", flags.allowed_token_ids));
-  ASSIGN_OR_RETURN(params.stop_token_ids, parse_token_ids("--stop-token-ids", flags.stop_token_ids));
+  ASSIGN_OR_RETURN(params.allowed_token_ids, parse_token_ids(flags.allowed_token_ids));
+  ASSIGN_OR_RETURN(params.stop_token_ids, parse_token_ids(flags.stop_token_ids));
   for (const std::string& word : flags.bad_words) add_bad_word(llm.tokenizer(), word, params);
   params.seed = flags.seed;
   params.stop = flags.stop;

@@ -32,8 +32,8 @@ Result<LoadOptions> make_load_options(const ModelFlags& flags);
 // With progress on stderr.
 Result<std::unique_ptr<Llm>> open_llm(const ModelFlags& flags);
 
-// "1,2,3", also with blanks. `flag` is for messages.
-Result<std::vector<int32_t>> parse_token_ids(std::string_view flag, std::string_view text);
+// "1,2,3", also with blanks. The message does not say of what.
+Result<std::vector<int32_t>> parse_token_ids(std::string_view text);
 
 Result<SamplingParams> make_sampling(const SamplingFlags& flags, const Llm& llm);
 

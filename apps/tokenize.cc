@@ -57,8 +57,8 @@ int run_detokenize(const DetokenizeOptions& options) {
     if (!input.has_value()) return fail(input.error());
     list = std::move(input.value());
   }
-  const Result<std::vector<int32_t>> ids = parse_token_ids("token ids", list);
-  if (!ids.has_value()) return fail_usage(ids.error());
+  const Result<std::vector<int32_t>> ids = parse_token_ids(list);
+  if (!ids.has_value()) return fail_usage({ids.error().code, "token ids: " + ids.error().message});
   for (int32_t id : ids.value()) {
     if (id < 0 || id >= tokenizer.value().vocab_size()) {
       return fail({Code::kInvalidArgument,

@@ -106,6 +106,13 @@ class Case(unittest.TestCase):
         path.write_text(content if isinstance(content, str) else json.dumps(content))
         return path
 
+    def sparse(self, name, size):
+        """A file of zeros that takes no space."""
+        path = self.folder / name
+        path.touch()
+        os.truncate(path, size)
+        return path
+
     def refused(self, status, pattern, *arguments, stdin=""):
         result = run(*arguments, stdin=stdin)
         self.assertEqual((result.returncode, result.stdout), (status, ""), arguments)
@@ -167,6 +174,10 @@ class Basics(Case):
                 "logit_bias: found token id 4096, expected 0 to 4095",
                 ["generate", "--logit-bias", "4096=1", "x"],
             ),
+            (
+                "logit_bias: found 101 for token 0, expected -100 to 100",
+                ["generate", "--logit-bias", "0=101", "x"],
+            ),
             ('--stop-token-ids: found "1.5"', ["generate", "--stop-token-ids", "1.5", "x"]),
             ("stop: found an empty string", ["generate", "--stop", "", "x"]),
             ('effort: found "lots"', ["chat", "--effort", "lots"]),
@@ -176,6 +187,96 @@ class Basics(Case):
         ]:
             self.refused(2, pattern, *arguments)
 
+    def test_empty_values_are_no_absent_flags(self):
+        for command, *flags in [
+            ("generate", "--token-ids", "--allowed-token-ids", "--stop-token-ids"),
+            ("chat", "--allowed-token-ids"),
+            ("forward", "--token-ids"),
+        ]:
+            for flag in flags:
+                for empty in ("", ","):
+                    pattern = f"{flag}: found no tokens, expected at least one"
+                    self.refused(2, pattern, command, flag, empty, stdin="x")
+        for command, *flags in [
+            ("generate", "--file", "--chat", "--model"),
+            ("chat", "--tools", "--model"),
+            ("forward", "--logits", "--trace", "--draft"),
+            ("tokenize", "--file", "--model"),
+            ("detokenize", "--model"),
+        ]:
+            for flag in flags:
+                pattern = f"{flag}: found an empty name, expected a path"
+                self.refused(2, pattern, command, flag, "", stdin="x")
+
+    def test_integers_do_not_wrap(self):
+        for flag, values in {
+            "--seed": ["-1", "18446744073709551616", "1.5", "0x1"],
+            "--max-tokens": ["9223372036854775808", "-9223372036854775809", "1e3"],
+            "--min-tokens": ["9223372036854775808"],
+            "--max-model-len": ["9223372036854775808"],
+            "--top-k": ["9223372036854775808"],
+        }.items():
+            for value in values:
+                pattern = re.escape(f'{flag}: found "{value}", expected an integer from ')
+                self.refused(2, pattern, "generate", flag, value, "x")
+        for seed in (0, 2**64 - 1):
+            self.assertEqual(generate("--seed", seed, "--max-tokens", 0, "x")["seed"], seed)
+        self.assertEqual(len(greedy("--max-tokens", "010", "x")["token_ids"]), 10)
+
+    def test_output_that_is_lost_is_an_error(self):
+        for arguments in [
+            ["--version"],
+            ["inspect"],
+            ["tokenize", "x"],
+            ["detokenize", "5"],
+            ["chat-encode"],
+            ["generate", "--max-tokens", "2", "x"],
+        ]:
+            for redirection in (">/dev/full", ">&-"):
+                result = subprocess.run(
+                    ["sh", "-c", f'exec "$0" "$@" {redirection}', BINARY, *arguments],
+                    input="{}\n",
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    timeout=TIMEOUT,
+                )
+                self.assertEqual(
+                    (result.returncode, result.stderr),
+                    (1, "millrace: stdout: cannot write all of the output\n"),
+                    (arguments, redirection),
+                )
+
+    def test_closed_standard_streams_are_empty(self):
+        for redirection in ("<&-", "<&- 2>&-"):
+            result = subprocess.run(
+                ["sh", "-c", f'exec "$0" chat {redirection}', BINARY],
+                capture_output=True,
+                timeout=TIMEOUT,
+            )
+            self.assertEqual((result.returncode, result.stdout, result.stderr), (0, b"", b""))
+
+    def test_what_the_machine_lacks_is_told(self):
+        def limited(what, limit, *arguments):
+            return subprocess.run(
+                ["prlimit", f"--{what}={limit}", BINARY, *arguments],
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT,
+            )
+
+        result = limited("as", 64 << 20, "tokenize", "--file", self.sparse("large", 512 << 20))
+        self.assertEqual((result.returncode, result.stderr), (1, "millrace: out of memory\n"))
+        result = limited("as", 2 << 30, "generate", "--threads", "1000", "x")
+        self.assertEqual(result.returncode, 1)
+        self.assertRegex(result.stderr, "^millrace: cannot create thread: .*\n$")
+
+    def test_names_from_files_cannot_reach_the_terminal(self):
+        request = self.file("request", {"messages": [{"role": "\033[2J\n\x7f", "content": "x"}]})
+        result = run("generate", "--chat", request)
+        self.assertEqual(result.returncode, 1)
+        self.assertNotRegex(result.stderr[:-1], r"[\x00-\x1f\x7f]")
+        self.assertIn("[2J", result.stderr)
+
     def test_what_the_world_lacks_is_named_with_status_1(self):
         missing = self.folder / "nothing"
         config_only = self.folder / "config_only"
@@ -183,6 +284,9 @@ class Basics(Case):
         shutil.copy(NANO / "config.json", config_only)
         request = self.file("request.json", {"messages": [{"role": "king", "content": "x"}]})
         not_json = self.file("not.json", "{")
+        large = self.sparse("large", 1 << 30)
+        pipe = self.folder / "pipe"
+        os.mkfifo(pipe)
         for pattern, arguments in [
             (f"--model: {missing} is no directory", ["generate", "--model", missing, "x"]),
             (f"{config_only}/tokenizer.json", ["generate", "--model", config_only, "x"]),
@@ -204,6 +308,12 @@ class Basics(Case):
             (f"{missing}", ["chat", "--tools", missing]),
             (f"{missing}", ["inspect", missing]),
             (f"{not_json}", ["inspect", not_json]),
+            (f"{pipe}: not a regular file", ["inspect", pipe]),
+            (f"{pipe}: not a regular file", ["generate", "--file", pipe]),
+            (
+                f"{large}: 1073741824 bytes, expected at most 1048576",
+                ["inspect", large],
+            ),
             ("id 9999", ["forward", "--token-ids", "9999", "--logits", self.folder / "l"]),
             (f"{missing}", ["forward", "--token-ids", "1", "--logits", missing / "l"]),
             (f"{missing}", ["chat-encode", missing]),
@@ -635,6 +745,35 @@ class Forward(Case):
         self.assertEqual(tensors["draft.confidence"][:2], ("F32", [3]))
         logits = tensors["logits"][2][6 * 512 :]
         self.assertEqual(tensors["draft.anchor"][2][0], max(range(512), key=lambda i: logits[i]))
+
+
+    def test_outputs_are_written_through_links(self):
+        path, link = self.folder / "out.safetensors", self.folder / "link"
+        link.symlink_to(path)
+        output("forward", "--model", TINY, "--token-ids", self.IDS, "--logits", link)
+        self.assertTrue(link.is_symlink())
+        self.assertEqual(read_safetensors(path)["logits"][1], [7, 512])
+        self.assertEqual(sorted(self.folder.iterdir()), [link, path])
+
+    def test_logits_that_are_no_numbers_are_written_and_an_error(self):
+        model = self.folder / "model"
+        shutil.copytree(TINY, model)
+        for shard in model.glob("*.safetensors"):
+            data = bytearray(shard.read_bytes())
+            (size,) = struct.unpack("<Q", data[:8])
+            entry = json.loads(data[8 : 8 + size]).get("norm.weight")
+            if entry:
+                self.assertEqual(entry["dtype"], "BF16")
+                begin = 8 + size + entry["data_offsets"][0]
+                data[begin : begin + 2] = b"\xc0\x7f"
+                shard.chmod(0o600)
+                shard.write_bytes(data)
+        path = self.folder / "out.safetensors"
+        pattern = "position 0: logit of token 0 is nan, expected a finite number"
+        arguments = ["forward", "--model", model, "--token-ids", "5,6", "--chunk", 1]
+        self.refused(1, pattern, *arguments, "--logits", path)
+        self.assertTrue(all(map(math.isnan, read_safetensors(path)["logits"][2])))
+        self.refused(1, pattern.replace("position 0", "position 1"), *arguments, "--trace", path)
 
 
 class PipedChat(Case):
