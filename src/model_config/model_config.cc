@@ -20,6 +20,7 @@ constexpr int64_t kMaxHeadDim = 4096;
 constexpr int64_t kMaxExperts = 4096;
 constexpr int64_t kMaxVocab = 1 << 24;     // ids are also exact as floats
 constexpr int64_t kMaxPosition = 1 << 24;  // rotary angles use positions as floats
+constexpr int64_t kMaxWindow = 1 << 16;    // every layer of a sequence holds one, uncompressed
 constexpr int64_t kMaxEngramTables = 64;
 constexpr int64_t kMaxEngramVocab = int64_t{1} << 31;
 
@@ -122,7 +123,7 @@ Status check_sizes(const ModelConfig& c) {
       {"q_lora_rank", c.q_lora_rank, 32, kMaxSize},
       {"o_lora_rank", c.o_lora_rank, 32, kMaxSize},
       {"o_groups", c.o_groups, 1, c.num_attention_heads},
-      {"sliding_window", c.sliding_window, 1, kMaxPosition},
+      {"sliding_window", c.sliding_window, 1, kMaxWindow},
       {"index_n_heads", c.index_n_heads, 1, kMaxHeads},
       {"index_topk", c.index_topk, 1, kMaxPosition},
       {"moe_intermediate_size", c.moe_intermediate_size, 32, kMaxSize},

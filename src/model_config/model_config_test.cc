@@ -281,6 +281,8 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"text_config.index_topk", "0", "index_topk: found 0"},
         Refusal{"text_config.index_topk", "2147483648", "index_topk: found 2147483648"},
         Refusal{"text_config.sliding_window", "0", "sliding_window: found 0"},
+        Refusal{"text_config.sliding_window", "65537",
+                "sliding_window: found 65537, expected an integer from 1 to 65536"},
         Refusal{"text_config.moe_intermediate_size", "2300", "found 2300"},
         Refusal{"text_config.num_experts_per_tok", "385", "expected an integer from 1 to 384"},
         Refusal{"text_config.hc_mult", "0", "hc_mult: found 0"},
