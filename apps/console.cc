@@ -37,13 +37,17 @@ bool stderr_is_terminal() { return isatty(STDERR_FILENO); }
 // Messages quote names from files, which may hold line ends or what a terminal obeys.
 std::string printable(std::string_view text) {
   std::string printable;
-  for (const char c : text) {
-    if (uint8_t(c) >= 0x20 && c != 0x7f) {
-      printable += c;
+  const auto byte = [&](size_t i) { return i < text.size() ? uint8_t(text[i]) : uint8_t{0}; };
+  const auto is_c1 = [&](size_t i) {  // U+0080 to U+009F, in UTF-8
+    return byte(i) == 0xc2 && byte(i + 1) >= 0x80 && byte(i + 1) < 0xa0;
+  };
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (byte(i) >= 0x20 && byte(i) != 0x7f && !is_c1(i) && !(i > 0 && is_c1(i - 1))) {
+      printable += text[i];
       continue;
     }
     char escaped[5];
-    std::snprintf(escaped, sizeof escaped, "\\x%02x", unsigned(uint8_t(c)));
+    std::snprintf(escaped, sizeof escaped, "\\x%02x", unsigned(byte(i)));
     printable += escaped;
   }
   return printable;

@@ -270,12 +270,11 @@ class Basics(Case):
         self.assertEqual(result.returncode, 1)
         self.assertRegex(result.stderr, "^millrace: cannot create thread: .*\n$")
 
-    def test_names_from_files_cannot_reach_the_terminal(self):
-        request = self.file("request", {"messages": [{"role": "\033[2J\n\x7f", "content": "x"}]})
-        result = run("generate", "--chat", request)
+    def test_names_of_and_in_files_cannot_reach_the_terminal(self):
+        result = run("inspect", self.file("\033[2J\n\x7f\u009bü", "{"))
         self.assertEqual(result.returncode, 1)
-        self.assertNotRegex(result.stderr[:-1], r"[\x00-\x1f\x7f]")
-        self.assertIn("[2J", result.stderr)
+        self.assertIn(r"/\x1b[2J\x0a\x7f\xc2\x9bü: ", result.stderr)
+        self.assertEqual(result.stderr.count("\n"), 1)
 
     def test_what_the_world_lacks_is_named_with_status_1(self):
         missing = self.folder / "nothing"
