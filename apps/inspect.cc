@@ -83,7 +83,7 @@ std::string layer_extras(const LayerInfo& layer) {
   return extras;
 }
 
-// 15986484 -> "15,986,484".
+// 15986756 -> "15,986,756".
 std::string grouped(int64_t number) {
   std::string text = std::to_string(number);
   for (int64_t at = int64_t(text.size()) - 3; at > 0; at -= 3) text.insert(size_t(at), 1, ',');

@@ -125,7 +125,7 @@ void Sampler::apply_penalties() {
     }
   }
   for (const auto& [id, bias] : params_.logit_bias) {
-    logits_[size_t(id)] += float(std::clamp(bias, -100.0, 100.0));
+    logits_[size_t(id)] += float(bias);
   }
 }
 

@@ -10,7 +10,7 @@
 //   2. penalties      as in vLLM, on fp32 logits. repetition: of a token in the prompt or the
 //                     output, l / r if l > 0, l * r otherwise; then l -= frequency * n and
 //                     l -= presence for a token that stands n > 0 times in the output
-//   3. logit_bias     l += bias, clamped to -100..100
+//   3. logit_bias     l += bias, which validate() keeps within -100..100
 //   4. temperature    below kGreedyTemperature the largest l wins, the lower id on ties, and the
 //                     rest is skipped; otherwise weight w = exp((l - max l) / temperature)
 //   5. min_p          keeps w >= min_p * (the largest w)

@@ -258,14 +258,12 @@ TEST(Sampler, PenaltiesFollowTheTable) {
   }
 }
 
-TEST(Sampler, LogitBiasAddsAndIsClampedToAHundred) {
+TEST(Sampler, LogitBiasIsAdded) {
   SamplingParams params = greedy();
   params.logit_bias = {{2, 1.5}};
   EXPECT_EQ(sample_once(params, {1, 0, 0}), 2);
   params.logit_bias = {{0, -100}, {2, 100}};
   EXPECT_EQ(sample_once(params, {90, 0, -9}), 2);
-  params.logit_bias = {{2, 5000}};
-  EXPECT_EQ(sample_once(params, {110, 0, 5}), 0);
   params = {};
   params.logit_bias = {{2, 100}};
   for (uint64_t seed = 0; seed < 200; ++seed) EXPECT_EQ(sample_once(params, {3, 2, 1}, seed), 2);
