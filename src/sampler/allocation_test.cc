@@ -46,8 +46,9 @@ TEST(Sampler, AllocatesNothingPerToken) {
     sampler.append(token);
   }
   EXPECT_EQ(num_allocations, before);
-  std::vector<int> counted(1);
-  EXPECT_EQ(num_allocations, before + 1) << "the counter itself";
+  // The counter itself. A direct call: a compiler may leave out an allocation nobody looks at.
+  ::operator delete(::operator new(1));
+  EXPECT_EQ(num_allocations, before + 1);
 }
 
 }  // namespace
