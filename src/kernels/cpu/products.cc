@@ -166,15 +166,18 @@ Tile tile_at(const typename Format::Weights& w, const Group& group, int64_t line
   return {edge, kLine};
 }
 
-// Fetches part `part` of `parts` of what the next group has in place of this line, in the order of
-// memory: 32 rows are too many streams for the hardware to follow, and being often a multiple of
-// 1 KiB apart they share few places of the first-level cache, hence only into the second.
+// Fetches part `part` of `parts` of the line that comes kAhead lines after this one in the order
+// of use: a group's rows are too many streams for the hardware to follow.
+constexpr int64_t kAhead = 4;
 template <class Format>
-HWY_INLINE void prefetch_next_group(const typename Format::Weights& w, const Group& group,
-                                    int64_t line, int part, int parts) {
-  const uint8_t* next = Format::data(w) + (group.first + kGroup) * Format::row_bytes(w);
-  const uint8_t* lines = next + (line * kGroup + part * kGroup / parts) * kLine;
-  for (int i = 0; i < kGroup / parts; ++i) __builtin_prefetch(lines + i * kLine, 0, 2);
+HWY_INLINE void prefetch_ahead(const typename Format::Weights& w, const Group& group, int64_t line,
+                               int64_t lines, int part, int parts) {
+  const bool in_group = line + kAhead < lines;
+  const int64_t row_bytes = Format::row_bytes(w);
+  const int64_t first = group.first + (in_group ? 0 : kGroup) + part * kGroup / parts;
+  const int64_t ahead = in_group ? line + kAhead : line + kAhead - lines;
+  const uint8_t* rows = Format::data(w) + first * row_bytes + ahead * kLine;
+  for (int i = 0; i < kGroup / parts; ++i) __builtin_prefetch(rows + i * row_bytes);
 }
 
 void store_outputs(const float* acc /*[kGroup]*/, const Group& group, float* out,
@@ -328,7 +331,7 @@ void multiply_row(const typename Format::Weights& w, const float* x, float* out,
         for (int i = step * kSubs / 4; i < (step + 1) * kSubs / 4; ++i) {
           stage(next, i / 4, i % 4, words[1 - present]);
         }
-        prefetch_next_group<Format>(w, group, line, step, kWords);
+        prefetch_ahead<Format>(w, group, line, lines, step, kWords);
         const int64_t word = nth(step, kWords, Format::row_mutated());
         multiply_word<Format>(words[present] + word * kGroup, columns + word * Format::kPerWord,
                               acc);
@@ -496,7 +499,7 @@ void multiply_groups(const typename Format::Weights& w, const float* packed, boo
             scale_line(x + place, scales, num_scales, 1, scaled + place);
           }
         }
-        prefetch_next_group<Format>(w, group, line, 0, 1);
+        prefetch_ahead<Format>(w, group, line, lines, 0, 1);
         float* decoded = panel + columns * kGroup;
         decode_line<Format>(tile_at<Format>(w, group, line, edge), factors, decoded);
         if constexpr (std::is_same_v<Format, Fp4Format>) scale_line(w, group, line, decoded);
