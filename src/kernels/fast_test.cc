@@ -132,7 +132,7 @@ TEST_P(EveryTarget, RopeEqualsTheReference) {
     int64_t tokens, heads, size, pairs;
   };
   for (Data data : kAllData) {
-    for (const Case& c : {Case{1, 1, 2, 1}, {1, 3, 30, 13}, {3, 5, 96, 16}, {2, 64, 512, 32}}) {
+    for (const Case& c : {Case{1, 1, 2, 1}, {1, 3, 30, 13}, {3, 5, 96, 16}, {20, 64, 512, 32}}) {
       Random random(3);
       const Floats x = random.numbers(c.tokens * c.heads * c.size, data);
       const Floats cos = random.numbers(c.tokens * c.pairs, data);
@@ -295,6 +295,7 @@ TEST_P(EveryTarget, AttentionEqualsTheReference) {
       {8, 64, {64}, {64}},
       {17, 40, {20, 21}, {3, 50}},
       {40, 33, {128, 5, 1, 99}, {2, 0, 100, 65}},
+      {33, 64, {128, 127, 90, 128}, {100, 99, 13, 70}},
   };
   for (Data data : kAllData) {
     for (const AttentionCase& c : cases) {
@@ -409,7 +410,7 @@ TEST_P(EveryTarget, EngramUpdateEqualsTheReference) {
 
 TEST_P(EveryTarget, SwigluEqualsTheReference) {
   for (Data data : kAllData) {
-    for (const Shape& shape : {Shape{0, 8}, {1, 1}, {3, 13}, {2, 2304}, {40, 64}}) {
+    for (const Shape& shape : {Shape{0, 8}, {1, 1}, {3, 13}, {7, 2304}, {40, 64}}) {
       const int64_t tokens = shape.rows, size = shape.columns;
       Random random(12);
       Floats gate = random.numbers(tokens * size, data), up = random.numbers(tokens * size, data);

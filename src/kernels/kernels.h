@@ -16,6 +16,8 @@
 //   * Outputs never overlap inputs unless a line says "in place".
 //
 // Threading: an operation uses the threads of its context; one operation at a time per context.
+// The calling thread works along: it must be in the contract's floating-point state, so every
+// entry into the model holds a ScopedFpEnvironment. Pool threads set theirs.
 // Shapes that do not fit are the caller's bug and stop the program.
 
 #include <cstdint>

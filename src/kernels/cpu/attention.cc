@@ -305,15 +305,16 @@ void index_dots_all_heads(const float* query, int64_t width, int64_t size, const
   }
 }
 
-// The chain over h of fma(weights[h], max(dots[j][h], 0), .) for kLanes keys j.
-FloatVector index_chain(const float* dots, int64_t width, const float* weights, int64_t heads,
-                        bool swapped) {
+// The chain over h of fma(weights[h], max(dots[j][h], 0), .) for the keys j of an access.
+template <class Access>
+FloatVector index_chain(const Access& access, const float* dots, int64_t width,
+                        const float* weights, int64_t heads, bool swapped) {
   const FloatTag tag;
   FloatVector score = hn::Zero(tag);
   for (int64_t n = 0; n < heads; ++n) {
     const int64_t h = nth(n, heads, swapped);
-    HWY_ALIGN float column[kLanes];
-    for (int64_t j = 0; j < kLanes; ++j) column[j] = dots[j * width + h];
+    HWY_ALIGN float column[kLanes] = {};
+    for (int64_t j = 0; j < access.count; ++j) column[j] = dots[j * width + h];
     const FloatVector dot = hn::Load(tag, column);
     const FloatVector positive = hn::IfThenZeroElse(hn::Lt(dot, hn::Zero(tag)), dot);
     score = fused_multiply_add(hn::Set(tag, weights[h]), positive, score);
@@ -371,11 +372,9 @@ void index_scores(KernelContext& ctx, TensorView<const float, 3> q, Matrix<const
           index_dots_all_heads<1>(query, width, size, keys.row(tile + j), keys.stride[0],
                                   swapped_dots, dots + j * width);
         }
-        // Lanes beyond the last key read what a former tile left in `dots`, and are not stored.
-        for (; j < kTile; ++j) dots[j * width] = 0;
         each_vector(0, tile_keys, [&](auto access, int64_t i) HWY_ATTR {
           const FloatVector score =
-              index_chain(dots + i * width, width, weights.row(t), heads, swapped_heads);
+              index_chain(access, dots + i * width, width, weights.row(t), heads, swapped_heads);
           access.store(score, scores.row(t) + tile + i);
         });
       }

@@ -26,6 +26,8 @@ namespace millrace::HWY_NAMESPACE {
 // the first `count` lanes of one, 0 <= count <= kLanes. A Part reads zeros beyond its end.
 
 struct Whole {
+  static constexpr int64_t count = kLanes;
+
   HWY_INLINE FloatVector load(const float* p) const { return hn::LoadU(FloatTag(), p); }
   HWY_INLINE FloatVector load(const bf16* p) const {
     const hn::Rebind<uint16_t, FloatTag> half;
@@ -176,9 +178,9 @@ HWY_INLINE FloatVector exp_lanes(FloatVector x) {
 
 // ---- Splitting work over threads. The split never changes bits: it is between output elements.
 
-// Touched elements below which waking other threads costs more than it saves: a region takes
-// 1-2 us, in which one thread touches about this many.
-constexpr int64_t kWorthSplitting = 16384;
+// Touched elements below which waking other threads costs more than it saves. One thread touches
+// about 12,000 in a microsecond; a region costs 1-2 us, and more where the processors are shared.
+constexpr int64_t kWorthSplitting = 65536;
 // The same for multiply-adds of a matrix product.
 constexpr int64_t kProductsWorthSplitting = 65536;
 

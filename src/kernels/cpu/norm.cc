@@ -174,8 +174,8 @@ void hc_mixes(KernelContext& ctx, Matrix<const float> streams, const HcWeights& 
       }
     }
   });
-  // The scalar end of a token (Sinkhorn's iterations) is about as long as touching 8192 elements.
-  each_item(ctx, tokens, 8192, [&](int64_t t, int) HWY_ATTR {
+  // The scalar end of a token, with Sinkhorn's iterations, takes as long as 30,000 elements.
+  each_item(ctx, tokens, 30000, [&](int64_t t, int) HWY_ATTR {
     float* token_lanes = lanes + t * lane_stride;
     const float r = inverse_rms(fold_lanes(token_lanes + rows * 16), size, parameters.norm_eps);
     // Row k's mix goes where the lanes of rows up to k were.
@@ -214,7 +214,8 @@ void hc_expand(KernelContext& ctx, Matrix<const float> y, Matrix<const float> po
   constexpr int64_t kMaxStreams = 16;
   MR_CHECK_OP(m, <=, kMaxStreams);
   const bool swapped = mutated("hc_expand");
-  each_piece(ctx, y.shape[0], size, 2 * m + 1, [&](int64_t t, int64_t begin, int64_t end) HWY_ATTR {
+  const int64_t cost = (m + 1) * (m + 1);
+  each_piece(ctx, y.shape[0], size, cost, [&](int64_t t, int64_t begin, int64_t end) HWY_ATTR {
     float* h = streams.row(t);
     each_vector(begin, end, [&](auto access, int64_t d) HWY_ATTR {
       const FloatTag tag;
