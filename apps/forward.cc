@@ -7,6 +7,7 @@
 #include "console.h"
 #include "engine/loaded_model.h"
 #include "llm/llm.h"
+#include "model/lone_sequence.h"
 #include "model_flags.h"
 #include "sampler/sampler.h"
 #include "sys/file.h"
@@ -65,10 +66,11 @@ void add_trace(const Trace& trace, const std::string& file, Outputs& outputs) {
 }
 
 // The draft after the greedy next token.
-Status add_draft(Runner& runner, const SequenceState& state, std::span<const float> logits,
+Status add_draft(Runner& runner, const LoneSequence& sequence, std::span<const float> logits,
                  const std::string& file, Outputs& outputs) {
   const auto anchor = int32_t(std::max_element(logits.begin(), logits.end()) - logits.begin());
-  ASSIGN_OR_RETURN(const Draft draft, runner.draft(state, anchor));
+  ASSIGN_OR_RETURN(const Draft draft,
+                   runner.draft(sequence.slot(), sequence.num_tokens(), anchor));
   const auto count = int64_t(draft.tokens.size());
   outputs.add(file, "draft.anchor", Dtype::kI64, {1}, std::vector<int64_t>{anchor});
   outputs.add(file, "draft.tokens", Dtype::kI64, {count},
@@ -105,16 +107,18 @@ Status forward(const ForwardCommandOptions& options, const std::vector<int32_t>&
   ForwardOptions forward_options;
   forward_options.feed_draft = !options.draft_file.empty();
   forward_options.trace = options.trace_file.empty() ? nullptr : &trace;
-  SequenceState state(model->config());
+  ASSIGN_OR_RETURN(LoneSequence sequence,
+                   LoneSequence::create(model->config(), model->model().numerics, num_tokens));
+  Runner runner = model->make_runner(sequence.store());
   std::vector<float> logits, chunk_logits;
   for (int64_t begin = 0; begin < num_tokens; begin += options.model.chunk) {
     const int64_t end = std::min(begin + options.model.chunk, num_tokens);
-    forward_options.logits = !options.logits_file.empty() ? LogitsFor::kAll
-                             : end == num_tokens          ? LogitsFor::kLast
-                                                          : LogitsFor::kNone;
-    RETURN_IF_ERROR(model->runner().forward(
-        state, std::span(token_ids).subspan(size_t(begin), size_t(end - begin)), forward_options,
-        chunk_logits));
+    const BatchSegment segment =
+        sequence.append(std::span(token_ids).subspan(size_t(begin), size_t(end - begin)),
+                        !options.logits_file.empty() ? LogitsFor::kAll
+                        : end == num_tokens          ? LogitsFor::kLast
+                                                     : LogitsFor::kNone);
+    RETURN_IF_ERROR(runner.forward({&segment, 1}, forward_options, chunk_logits));
     logits.insert(logits.end(), chunk_logits.begin(), chunk_logits.end());
   }
 
@@ -124,7 +128,7 @@ Status forward(const ForwardCommandOptions& options, const std::vector<int32_t>&
   }
   if (!options.trace_file.empty()) add_trace(trace, options.trace_file, outputs);
   if (!options.draft_file.empty()) {
-    RETURN_IF_ERROR(add_draft(model->runner(), state, std::span(logits).last(size_t(vocab_size)),
+    RETURN_IF_ERROR(add_draft(runner, sequence, std::span(logits).last(size_t(vocab_size)),
                               options.draft_file, outputs));
   }
   RETURN_IF_ERROR(outputs.write());

@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <string_view>
 #include <vector>
 
@@ -61,6 +62,7 @@ struct Inputs {
   std::vector<uint8_t> scales;
   std::vector<float> x;  // [kMaxRows, kMaxK] bf16 values, of which a case takes the first
   std::vector<uint8_t> x_codes, x_scales;  // made from x, for the K in use
+  std::vector<int32_t> row_ids;            // 0, 1, 2, ...
 
   Inputs()
       : codes(kPoolBytes),
@@ -68,7 +70,9 @@ struct Inputs {
         scales(kPoolBytes / 16),
         x(kMaxRows * kMaxK),
         x_codes(x.size()),
-        x_scales(x.size() / kQuantBlock) {
+        x_scales(x.size() / kQuantBlock),
+        row_ids(kMaxRows) {
+    std::iota(row_ids.begin(), row_ids.end(), 0);
     Random random;
     for (size_t i = 0; i < kPoolBytes; i += 8) {
       const uint64_t b = random.bits();
@@ -120,10 +124,11 @@ constexpr Product kProducts[] = {
     {"matmul_fp4", 32, 4, true,
      [](const KernelTable& table, KernelContext& ctx, const Case& c, int64_t first,
         Matrix<float> out) {
-       table.matmul_fp4(ctx, c.quantised_x(),
-                        {&c.in.codes[size_t(first) / 2], &c.in.scales[size_t(first) / 32],
-                         out.shape[1], c.shape.k},
-                        out, Rounding::kBf16);
+       const Fp4Matrix w{&c.in.codes[size_t(first) / 2], &c.in.scales[size_t(first) / 32],
+                         out.shape[1], c.shape.k};
+       const RowGroups::Group group{w, 0, c.rows};
+       table.matmul_fp4(ctx, c.quantised_x(), {{&group, 1}, c.in.row_ids, c.in.row_ids}, out,
+                        Rounding::kBf16);
      }},
     {"matmul_bf16", INT64_MAX, 16, false,
      [](const KernelTable& table, KernelContext& ctx, const Case& c, int64_t first,

@@ -27,8 +27,7 @@ LoadedModel::LoadedModel(Checkpoint checkpoint, MappedExpertSource experts, Mode
       model_(std::move(model)),
       kernels_(kernels),
       pool_(num_threads),
-      kernel_context_(pool_),
-      runner_(model_, experts_, kernels_, kernel_context_) {}
+      kernel_context_(pool_) {}
 
 Result<std::unique_ptr<LoadedModel>> LoadedModel::open(const LoadOptions& options,
                                                        std::vector<int32_t> token_map,

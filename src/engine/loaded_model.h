@@ -47,7 +47,10 @@ class LoadedModel {
   const KernelTable& kernels() const { return kernels_; }
   ThreadPool& pool() { return pool_; }
   KernelContext& kernel_context() { return kernel_context_; }
-  Runner& runner() { return runner_; }
+  // Runs the model on sequences in `store`, which must outlive it, as must this.
+  Runner make_runner(KvStore& store) {
+    return Runner(model_, experts_, store, kernels_, kernel_context_);
+  }
 
  private:
   LoadedModel(Checkpoint checkpoint, MappedExpertSource experts, Model model,
@@ -59,7 +62,6 @@ class LoadedModel {
   const KernelTable& kernels_;
   ThreadPool pool_;
   KernelContext kernel_context_;
-  Runner runner_;
 };
 
 }  // namespace millrace

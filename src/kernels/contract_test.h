@@ -104,6 +104,37 @@ inline void append(Floats& all, const Floats& more) {
   all.insert(all.end(), more.begin(), more.end());
 }
 
+// Rows of keys as they are stored, one after the other, packed by the reference.
+struct StoredKeys {
+  KeyFormat format;
+  int64_t row_bytes;
+  std::vector<std::byte> bytes;
+
+  StoredKeys(const Floats& values, int64_t num_rows, KeyFormat format)
+      : format(format), row_bytes(key_row_bytes(format, int64_t(values.size()) / num_rows)) {
+    bytes.resize(size_t(num_rows * row_bytes));
+    ThreadPool pool(1);
+    KernelContext ctx(pool);
+    std::vector<std::byte*> rows;
+    for (int64_t r = 0; r < num_rows; ++r) rows.push_back(bytes.data() + r * row_bytes);
+    ref_kernels().pack_keys(ctx, view(values, num_rows), format, rows);
+  }
+  PagedRows pages(int64_t rows_per_block) const {
+    return {format, bytes.data(), rows_per_block * row_bytes, rows_per_block};
+  }
+};
+
+// All rows of x by one matrix.
+struct OneGroup {
+  RowGroups::Group group;
+  std::vector<int32_t> rows;
+
+  OneGroup(const Fp4Matrix& w, int64_t num_rows) : group{w, 0, num_rows} {
+    for (int32_t r = 0; r < num_rows; ++r) rows.push_back(r);
+  }
+  operator RowGroups() const { return {{&group, 1}, rows, rows}; }
+};
+
 inline constexpr Rounding kRoundings[] = {Rounding::kNone, Rounding::kBf16};
 
 }  // namespace millrace

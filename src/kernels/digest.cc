@@ -65,6 +65,32 @@ class Sequence {
   uint64_t state_;
 };
 
+// Rows of keys, one after the other.
+struct StoredKeys {
+  KeyFormat format;
+  int64_t row_bytes;
+  std::vector<std::byte> bytes;
+
+  StoredKeys(const KernelTable& table, KernelContext& ctx, KeyFormat format,
+             Matrix<const float> values)
+      : format(format),
+        row_bytes(key_row_bytes(format, values.shape[1])),
+        bytes(size_t(values.shape[0] * row_bytes)) {
+    std::vector<std::byte*> rows;
+    for (int64_t r = 0; r < values.shape[0]; ++r) rows.push_back(bytes.data() + r * row_bytes);
+    table.pack_keys(ctx, values, format, rows);
+  }
+
+  std::vector<const std::byte*> rows() const {
+    std::vector<const std::byte*> rows;
+    for (size_t at = 0; at < bytes.size(); at += size_t(row_bytes)) rows.push_back(&bytes[at]);
+    return rows;
+  }
+  PagedRows pages(int64_t rows_per_block) const {
+    return {format, bytes.data(), rows_per_block * row_bytes, rows_per_block};
+  }
+};
+
 void add_products(const KernelTable& table, KernelContext& ctx, Digest& digest) {
   constexpr int64_t kRows = 5, kK = 1280, kN = 43;
   Sequence in(1);
@@ -76,8 +102,10 @@ void add_products(const KernelTable& table, KernelContext& ctx, Digest& digest) 
   digest.add(out);
 
   const std::vector<uint8_t> fp4 = in.bytes(kN * kK / 2), fp4_scales = in.scales(kN * kK / 32);
-  const Fp4Matrix fp4_matrix{fp4.data(), fp4_scales.data(), kN, kK};
-  table.matmul_fp4_f32(ctx, x_view, fp4_matrix, out_view, Rounding::kNone);
+  const RowGroups::Group fp4_group{{fp4.data(), fp4_scales.data(), kN, kK}, 0, kRows};
+  const std::vector<int32_t> x_rows{4, 0, 3, 2, 1}, out_rows{1, 3, 0, 2, 4};
+  const RowGroups groups{{&fp4_group, 1}, x_rows, out_rows};
+  table.matmul_fp4_f32(ctx, x_view, groups, out_view, Rounding::kNone);
   digest.add(out);
 
   std::vector<uint8_t> codes(kRows * kK), code_scales(kRows * kK / 32);
@@ -85,16 +113,23 @@ void add_products(const KernelTable& table, KernelContext& ctx, Digest& digest) 
   table.quantize_fp8(ctx, x_view, rows);
   digest.add(codes);
   digest.add(code_scales);
-  table.matmul_fp4(ctx, rows, fp4_matrix, out_view, Rounding::kNone);
+  table.matmul_fp4(ctx, rows, groups, out_view, Rounding::kNone);
   digest.add(out);
 
   const std::vector<bf16> weights = in.bf16_numbers(kN * kK);
   table.matmul_bf16(ctx, x_view, {weights.data(), kN, kK}, out_view, Rounding::kBf16);
   digest.add(out);
 
-  for (auto quantize : {table.fake_quantize_fp8, table.fake_quantize_nvfp4, table.fake_quantize_mxfp4}) {
+  for (auto quantize : {table.fake_quantize_fp8, table.fake_quantize_mxfp4}) {
     std::vector<float> y = x;
     quantize(ctx, {y.data(), {kRows, kK}});
+    digest.add(y);
+  }
+  for (KeyFormat format : {KeyFormat::kMxfp8, KeyFormat::kNvfp4, KeyFormat::kMxfp4}) {
+    const StoredKeys keys(table, ctx, format, x_view);
+    digest.add(keys.bytes);
+    std::vector<float> y(x.size());
+    table.unpack_keys(ctx, format, keys.rows(), {y.data(), {kRows, kK}});
     digest.add(y);
   }
 }
@@ -156,27 +191,44 @@ void add_attention(const KernelTable& table, KernelContext& ctx, Digest& digest)
   }
 
   const std::vector<float> window = in.numbers(kWindow * kSize), compressed = in.numbers(kCompressed * kSize);
-  const std::vector<int32_t> window_begin{0, 3, 11}, window_count{1, 17, 10};
-  const std::vector<int32_t> selected{2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 38};
-  const std::vector<int64_t> selected_begin{0, 0, 6, 13};
+  const StoredKeys ring(table, ctx, KeyFormat::kMxfp8, {window.data(), {kWindow, kSize}});
+  const StoredKeys pages(table, ctx, KeyFormat::kNvfp4, {compressed.data(), {kCompressed, kSize}});
+  const std::byte* state = ring.bytes.data();
+  const std::vector<WindowKeys> window_keys{{state, 0, 0, 4, 1}, {state, 19, 9, 3, 3}, {state, 40, 10, 0, 0}};
+  const std::vector<int32_t> block_table{3, 1, 4, 0, 2};  // 8 rows each
+  const std::vector<const int32_t*> block_tables(kRows, block_table.data());
+  const std::vector<int32_t> selected{0, 0, 0, 0, 0, 0, 0, 2, 3, 5, 7, 11, 13, 0, 17, 19, 23, 29, 31, 37, 38};
+  const std::vector<int32_t> num_selected{0, 6, 7};
   const std::vector<float> sink = in.numbers(kHeads);
   table.attention(ctx, q_view,
-                  {{window.data(), {kWindow, kSize}}, {compressed.data(), {kCompressed, kSize}},
-                   window_begin, window_count, selected, selected_begin},
+                  {.window_format = ring.format,
+                   .ring_slots = kWindow - 5,
+                   .fresh = state + (kWindow - 5) * ring.row_bytes,
+                   .window = window_keys,
+                   .compressed = pages.pages(8),
+                   .block_tables = block_tables,
+                   .selected = {selected.data(), {kRows, 7}},
+                   .num_selected = num_selected},
                   sink, 0.05f, out_view, Rounding::kNone);
   digest.add(out);
 
   const std::vector<float> a = in.numbers(4 * kSize), b = in.numbers(4 * kSize);
+  std::vector<const float*> a_rows, b_rows;
+  for (int64_t r : {3, 0, 1, 2}) {
+    a_rows.push_back(&a[size_t(r * kSize)]);
+    b_rows.push_back(&b[size_t(r * kSize)]);
+  }
   std::vector<float> latent(2 * kSize);
-  table.compress_pairs(ctx, {a.data(), {4, kSize}}, {b.data(), {4, kSize}}, {latent.data(), {2, kSize}}, Rounding::kNone);
+  table.compress_pairs(ctx, a_rows, b_rows, {latent.data(), {2, kSize}}, Rounding::kNone);
   digest.add(latent);
 
+  const StoredKeys index_keys(table, ctx, KeyFormat::kMxfp4, {compressed.data(), {kCompressed, kSize}});
   const std::vector<float> head_weights = in.numbers(kRows * kHeads);
   const std::vector<int64_t> num_visible{0, 17, kCompressed};
-  std::vector<float> scores(kRows * kCompressed);
-  table.index_scores(ctx, q_view, {head_weights.data(), {kRows, kHeads}},
-                     {compressed.data(), {kCompressed, kSize}}, num_visible,
-                     {scores.data(), {kRows, kCompressed}});
+  std::vector<float> scores(17 + kCompressed);
+  const std::vector<float*> score_rows{nullptr, scores.data(), scores.data() + 17};
+  table.index_scores(ctx, q_view, {head_weights.data(), {kRows, kHeads}}, 0.125f,
+                     index_keys.pages(8), block_tables, num_visible, score_rows);
   digest.add(scores);
 }
 

@@ -92,14 +92,71 @@ TEST_P(EveryTarget, FakeQuantizeFp8EqualsTheReference) {
                           [&](const auto&... arguments) { compare(arguments...); });
 }
 
-TEST_P(EveryTarget, FakeQuantizeNvfp4EqualsTheReference) {
-  fake_quantization_cases(&KernelTable::fake_quantize_nvfp4,
-                          [&](const auto&... arguments) { compare(arguments...); });
-}
-
 TEST_P(EveryTarget, FakeQuantizeMxfp4EqualsTheReference) {
   fake_quantization_cases(&KernelTable::fake_quantize_mxfp4,
                           [&](const auto&... arguments) { compare(arguments...); });
+}
+
+// ---- Keys.
+
+constexpr KeyFormat kAllFormats[] = {KeyFormat::kF32, KeyFormat::kMxfp8, KeyFormat::kNvfp4,
+                                     KeyFormat::kMxfp4};
+
+TEST_P(EveryTarget, PackKeysEqualsTheReference) {
+  for (KeyFormat format : kAllFormats) {
+    const auto check = [&](const std::string& what, const Floats& x, int64_t rows) {
+      const int64_t width = rows == 0 ? 0 : int64_t(x.size()) / rows;
+      const int64_t row_bytes = key_row_bytes(format, width);
+      compare(what + text(format), [&](const KernelTable& table, KernelContext& ctx) {
+        std::vector<uint8_t> bytes(size_t(rows * row_bytes));
+        std::vector<std::byte*> addresses;  // last row first
+        for (int64_t r = rows; r-- > 0;) {
+          addresses.push_back(reinterpret_cast<std::byte*>(bytes.data()) + r * row_bytes);
+        }
+        table.pack_keys(ctx, view(x, rows), format, addresses);
+        return Floats(bytes.begin(), bytes.end());
+      });
+    };
+    for (Data data : kAllData) {
+      for (const Shape& shape : {Shape{0, 32}, {1, 32}, {3, 160}, {200, 512}}) {
+        Random random{uint64_t(shape.columns)};
+        check(text(shape.rows, shape.columns, data),
+              random.numbers(shape.rows * shape.columns, data), shape.rows);
+      }
+    }
+    for (int exponent = -149; exponent <= 127; ++exponent) {
+      Random random(7);
+      Floats x(64);
+      for (float& v : x) v = std::ldexp(random.number(Data::kBinades) / 16.0f, exponent);
+      check(text(exponent), x, 2);
+    }
+  }
+}
+
+// Any codes and scales at all.
+TEST_P(EveryTarget, UnpackKeysEqualsTheReference) {
+  for (KeyFormat format : {KeyFormat::kMxfp8, KeyFormat::kNvfp4, KeyFormat::kMxfp4}) {
+    for (const Shape& shape : {Shape{1, 32}, {3, 160}, {100, 512}}) {
+      const int64_t row_bytes = key_row_bytes(format, shape.columns);
+      Random random(8);
+      std::vector<uint8_t> bytes = random.bytes(shape.rows * row_bytes);
+      std::vector<const std::byte*> rows;
+      for (int64_t r = 0; r < shape.rows; ++r) {
+        uint8_t* row = &bytes[size_t(r * row_bytes)];
+        // Scales of nvfp4 are positive.
+        for (int64_t i = shape.columns / 2; format == KeyFormat::kNvfp4 && i < row_bytes; ++i) {
+          row[i] &= 0x7f;
+        }
+        rows.push_back(reinterpret_cast<const std::byte*>(row));
+      }
+      compare(text(format, shape.rows, shape.columns),
+              [&](const KernelTable& table, KernelContext& ctx) {
+                Floats out(size_t(shape.rows * shape.columns));
+                table.unpack_keys(ctx, format, rows, view(out, shape.rows));
+                return out;
+              });
+    }
+  }
 }
 
 // ---- Norms and rotation.
@@ -251,38 +308,58 @@ TEST_P(EveryTarget, HcMeanEqualsTheReference) {
 struct AttentionCase {
   int64_t heads, size;
   std::vector<int32_t> window_count, num_selected;  // per token
-  std::string name(Data data) const {
-    return text(heads, size, window_count.size(), window_count[0], num_selected[0], data);
-  }
 };
 
 // `scale` keeps exponentials in range; a larger one drives them to 0 and beyond.
 template <class Compare>
-void attention_case(const AttentionCase& c, Data data, float scale, const Compare& compare) {
-  const int64_t tokens = int64_t(c.window_count.size()), kWindow = 200, kCompressed = 1500;
+void attention_case(const AttentionCase& c, Data data, float scale, bool packed,
+                    const Compare& compare) {
+  const int64_t tokens = int64_t(c.window_count.size());
+  constexpr int64_t kRing = 131, kFresh = 70, kCompressed = 1500, kRowsPerBlock = 4;
   Random random(uint64_t(c.heads * c.size));
   const Floats q = random.numbers(tokens * c.heads * c.size, data);
-  const Floats window = random.numbers(kWindow * c.size, data);
-  const Floats compressed = random.numbers(kCompressed * c.size, data);
+  const StoredKeys window(random.numbers((kRing + kFresh) * c.size, data), kRing + kFresh,
+                          packed ? KeyFormat::kMxfp8 : KeyFormat::kF32);
+  const StoredKeys compressed(random.numbers(kCompressed * c.size, data), kCompressed,
+                              packed ? KeyFormat::kNvfp4 : KeyFormat::kF32);
   const Floats sink = random.numbers(c.heads, Data::kBinades);
-  std::vector<int32_t> window_begin, selected;
-  std::vector<int64_t> selected_begin{0};
-  for (size_t t = 0; t < size_t(tokens); ++t) {
-    window_begin.push_back(int32_t(random.below(kWindow - c.window_count[t] + 1)));
-    int32_t row = int32_t(random.below(kCompressed - 2 * c.num_selected[t]));
-    for (int32_t s = 0; s < c.num_selected[t]; ++s)
-      selected.push_back(row += 1 + int32_t(random.below(2)));
-    selected_begin.push_back(int64_t(selected.size()));
+  // Two sequences, whose tables list the blocks in different orders.
+  std::vector<int32_t> tables[2];
+  for (int32_t block = 0; block < kCompressed / kRowsPerBlock; ++block) {
+    tables[0].push_back(kCompressed / kRowsPerBlock - 1 - block);
+    tables[1].push_back(block ^ 2);
+  }
+  std::vector<const int32_t*> block_tables;
+  std::vector<WindowKeys> window_keys;
+  const int64_t most = *std::max_element(c.num_selected.begin(), c.num_selected.end()) + 1;
+  std::vector<int32_t> selected(size_t(tokens * most), -1);
+  for (int64_t t = 0; t < tokens; ++t) {
+    const int32_t count = c.window_count[size_t(t)], chosen = c.num_selected[size_t(t)];
+    const int32_t fresh = int32_t(random.below(std::min<int64_t>(count, kFresh) + 1));
+    window_keys.push_back({window.bytes.data(), random.below(1000), count - fresh,
+                           int32_t(random.below(kFresh - fresh + 1)), fresh});
+    block_tables.push_back(tables[t % 2].data());
+    int32_t row = int32_t(random.below(kCompressed - 2 * chosen - 4));
+    for (int32_t s = 0; s < chosen; ++s) {
+      selected[size_t(t * most + s)] = row += 1 + int32_t(random.below(2));
+    }
   }
   for (Rounding rounding : kRoundings) {
-    compare(c.name(data), [&](const KernelTable& table, KernelContext& ctx) {
-      Floats out(q.size());
-      table.attention(ctx, {q.data(), {tokens, c.heads, c.size}},
-                      {view(window, kWindow), view(compressed, kCompressed), window_begin,
-                       c.window_count, selected, selected_begin},
-                      sink, scale, {out.data(), {tokens, c.heads, c.size}}, rounding);
-      return out;
-    });
+    compare(text(c.heads, c.size, tokens, data, packed, rounding),
+            [&](const KernelTable& table, KernelContext& ctx) {
+              Floats out(q.size());
+              table.attention(ctx, {q.data(), {tokens, c.heads, c.size}},
+                              {.window_format = window.format,
+                               .ring_slots = kRing,
+                               .fresh = window.bytes.data() + kRing * window.row_bytes,
+                               .window = window_keys,
+                               .compressed = compressed.pages(kRowsPerBlock),
+                               .block_tables = block_tables,
+                               .selected = {selected.data(), {tokens, most}},
+                               .num_selected = c.num_selected},
+                              sink, scale, {out.data(), {tokens, c.heads, c.size}}, rounding);
+              return out;
+            });
   }
 }
 
@@ -296,18 +373,23 @@ TEST_P(EveryTarget, AttentionEqualsTheReference) {
       {17, 40, {20, 21}, {3, 50}},
       {40, 33, {128, 5, 1, 99}, {2, 0, 100, 65}},
       {33, 64, {128, 127, 90, 128}, {100, 99, 13, 70}},
+      {5, 32, {0, 7, 3, 8, 90, 3, 128, 1, 64}, {0, 3, 5, 1, 9, 2, 40, 8, 0}},
   };
   for (Data data : kAllData) {
     for (const AttentionCase& c : cases) {
       for (float scale : {0.001f, 0.3f}) {
-        attention_case(c, data, scale, [&](const auto&... arguments) { compare(arguments...); });
+        for (bool packed : {false, true}) {
+          if (packed && c.size % 32 != 0) continue;
+          attention_case(c, data, scale, packed,
+                         [&](const auto&... arguments) { compare(arguments...); });
+        }
       }
     }
   }
 }
 
 TEST_P(EveryTarget, AttentionEqualsTheReferenceAtTheModelsSize) {
-  attention_case({64, 512, {128}, {512}}, Data::kBinades, 0.001f,
+  attention_case({64, 512, {128}, {512}}, Data::kBinades, 0.001f, true,
                  [&](const auto&... arguments) { compare(arguments...); });
 }
 
@@ -321,8 +403,12 @@ TEST_P(EveryTarget, CompressPairsEqualsTheReference) {
       for (Rounding rounding : kRoundings) {
         compare(text(pairs, size, data), [&](const KernelTable& table, KernelContext& ctx) {
           Floats out(size_t(pairs * size));
-          table.compress_pairs(ctx, {a.data(), {2 * pairs, size}}, {b.data(), {2 * pairs, size}},
-                               {out.data(), {pairs, size}}, rounding);
+          std::vector<const float*> a_rows, b_rows;  // each from its own side
+          for (int64_t r = 0; r < 2 * pairs; ++r) {
+            a_rows.push_back(a.data() + (2 * pairs - 1 - r) * size);
+            b_rows.push_back(b.data() + r * size);
+          }
+          table.compress_pairs(ctx, a_rows, b_rows, {out.data(), {pairs, size}}, rounding);
           return out;
         });
       }
@@ -332,18 +418,35 @@ TEST_P(EveryTarget, CompressPairsEqualsTheReference) {
 
 template <class Compare>
 void index_case(int64_t heads, int64_t size, const std::vector<int64_t>& num_visible, Data data,
-                const Compare& compare) {
+                KeyFormat format, const Compare& compare) {
+  constexpr int64_t kRowsPerBlock = 4;
   const int64_t tokens = int64_t(num_visible.size());
-  const int64_t num_keys = *std::max_element(num_visible.begin(), num_visible.end()) + 3;
+  const int64_t blocks =
+      *std::max_element(num_visible.begin(), num_visible.end()) / kRowsPerBlock + 1;
   Random random(uint64_t(heads + size));
   const Floats q = random.numbers(tokens * heads * size, data);
   const Floats weights = random.numbers(tokens * heads, data);
-  const Floats keys = random.numbers(num_keys * size, data);
-  compare(text(tokens, heads, size, num_keys, data),
+  const StoredKeys keys(random.numbers(blocks * kRowsPerBlock * size, data),
+                        blocks * kRowsPerBlock, format);
+  std::vector<int32_t> tables[2];  // of two sequences; the second has the last tokens
+  for (int32_t block = 0; block < blocks; ++block) {
+    tables[0].push_back(int32_t(blocks - 1 - block));
+    tables[1].push_back(block);
+  }
+  std::vector<const int32_t*> block_tables;
+  for (int64_t t = 0; t < tokens; ++t) block_tables.push_back(tables[t > tokens / 2].data());
+  compare(text(tokens, heads, size, blocks, data, format),
           [&](const KernelTable& table, KernelContext& ctx) {
-            Floats scores(size_t(tokens * num_keys), 7.0f);  // the rest of a row must stay
+            Floats scores;
+            for (int64_t visible : num_visible) scores.resize(scores.size() + size_t(visible + 1), 7.0f);
+            std::vector<float*> rows;  // one more value each, which must stay
+            size_t at = 0;
+            for (int64_t visible : num_visible) {
+              rows.push_back(scores.data() + at);
+              at += size_t(visible + 1);
+            }
             table.index_scores(ctx, {q.data(), {tokens, heads, size}}, view(weights, tokens),
-                               view(keys, num_keys), num_visible, view(scores, tokens));
+                               0.375f, keys.pages(kRowsPerBlock), block_tables, num_visible, rows);
             return scores;
           });
 }
@@ -351,16 +454,18 @@ void index_case(int64_t heads, int64_t size, const std::vector<int64_t>& num_vis
 TEST_P(EveryTarget, IndexScoresEqualsTheReference) {
   const auto check = [&](const auto&... arguments) { compare(arguments...); };
   for (Data data : kAllData) {
-    index_case(1, 32, {0}, data, check);
-    index_case(1, 32, {1}, data, check);
-    index_case(4, 32, {0, 17, 40}, data, check);
-    index_case(5, 96, {301, 1, 23, 299}, data, check);
-    index_case(33, 64, {25, 24, 97}, data, check);
+    for (KeyFormat format : {KeyFormat::kF32, KeyFormat::kMxfp4}) {
+      index_case(1, 32, {0}, data, format, check);
+      index_case(1, 32, {1}, data, format, check);
+      index_case(4, 32, {0, 17, 40}, data, format, check);
+      index_case(5, 96, {301, 1, 23, 299}, data, format, check);
+      index_case(33, 64, {25, 24, 97}, data, format, check);
+    }
   }
 }
 
 TEST_P(EveryTarget, IndexScoresEqualsTheReferenceAtTheModelsSize) {
-  index_case(32, 128, {5000}, Data::kBinades,
+  index_case(32, 128, {5000}, Data::kBinades, KeyFormat::kMxfp4,
              [&](const auto&... arguments) { compare(arguments...); });
 }
 

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "sys/thread_pool.h"
+#include "tensor/key_format.h"
 #include "tensor/quantized.h"
 #include "tensor/tensor_view.h"
 
@@ -60,16 +61,38 @@ class KernelContext {
   std::vector<Buffer> buffers_;
 };
 
-// The keys each query of a call attends to, in logical order: `window_count[t]` consecutive rows
-// of `window` from `window_begin[t]` on, then the rows of `compressed` listed in
-// `selected[selected_begin[t] .. selected_begin[t + 1])`, ascending.
+// The window keys of one token, in logical order: some of its sequence's ring, then some of the
+// call's own.
+struct WindowKeys {
+  const std::byte* state = nullptr;  // the sequence's memory, in which all its rings lie
+  int64_t first_position = 0;        // of the keys in the ring; position p lies in slot p mod ring_slots
+  int32_t num_in_ring = 0;
+  int32_t fresh_begin = 0, num_fresh = 0;  // rows of AttentionKeys::fresh
+};
+
+// The keys each query of a call attends to: its window, then the rows of its sequence's pages
+// listed in its row of `selected`, ascending.
 struct AttentionKeys {
-  Matrix<const float> window;               // [rows, D]
-  Matrix<const float> compressed;           // [C, D]
-  std::span<const int32_t> window_begin;    // [T]
-  std::span<const int32_t> window_count;    // [T]
-  std::span<const int32_t> selected;
-  std::span<const int64_t> selected_begin;  // [T + 1]
+  KeyFormat window_format = KeyFormat::kF32;
+  int64_t ring_offset = 0;                // of this layer's ring in WindowKeys::state
+  int64_t ring_slots = 1;
+  const std::byte* fresh = nullptr;       // keys of this call, one after the other
+  std::span<const WindowKeys> window;     // [T]
+  PagedRows compressed;
+  std::span<const int32_t* const> block_tables;  // [T]
+  Matrix<const int32_t> selected;         // [T, most]
+  std::span<const int32_t> num_selected;  // [T]
+};
+
+// Which rows a product over several experts takes and writes. Groups partition the rows.
+struct RowGroups {
+  struct Group {
+    Fp4Matrix w;          // [N, K], the same sizes in every group
+    int64_t begin, end;   // of x_rows and out_rows
+  };
+  std::span<const Group> groups;
+  std::span<const int32_t> x_rows;    // [R] the row of x that row r reads
+  std::span<const int32_t> out_rows;  // [R] the row of out that it writes, all different
 };
 
 struct HcWeights {
@@ -94,14 +117,15 @@ struct KernelTable {
   void (*matmul_fp8)(KernelContext&, Matrix<const float> x /*[T, K]*/, const Fp8Matrix& w,
                      Matrix<float> out /*[T, N]*/, Rounding);
 
-  // Exact block sums: S = sum over a block of 32 columns of (2 * e2m1) * (512 * e4m3), an integer
-  // below 2^27, rounded once to fp32; acc += (S * 2^(x scale - 127 - 10)) * 2^(w scale - 127),
-  // blocks ascending.
-  void (*matmul_fp4)(KernelContext&, Fp8Rows x /*[T, K]*/, const Fp4Matrix& w,
-                     Matrix<float> out /*[T, N]*/, Rounding);
+  // Each group of rows by its own weights: out[out_rows[r]] = w x[x_rows[r]]. Exact block sums:
+  // S = sum over a block of 32 columns of (2 * e2m1) * (512 * e4m3), an integer below 2^27,
+  // rounded once to fp32; acc += (S * 2^(x scale - 127 - 10)) * 2^(w scale - 127), blocks
+  // ascending.
+  void (*matmul_fp4)(KernelContext&, Fp8Rows x /*[., K]*/, const RowGroups& groups,
+                     Matrix<float> out /*[., N]*/, Rounding);
 
-  // For fp32 numerics: chain over k of fma(e2m1(w) * scale, x[t][k], acc).
-  void (*matmul_fp4_f32)(KernelContext&, Matrix<const float> x, const Fp4Matrix& w,
+  // The same for fp32 numerics: chain over k of fma(e2m1(w) * scale, x[t][k], acc).
+  void (*matmul_fp4_f32)(KernelContext&, Matrix<const float> x, const RowGroups& groups,
                          Matrix<float> out, Rounding);
 
   // Chain over k of fma(w, x[t][k], acc).
@@ -115,10 +139,18 @@ struct KernelTable {
   void (*quantize_fp8)(KernelContext&, Matrix<const float> x, MutableFp8Rows out);
   // The same, stored as e4m3 value * scale. In place.
   void (*fake_quantize_fp8)(KernelContext&, Matrix<float> x);
-  // Blocks of 16: scale = e4m3(max(max |x|, 6 * 2^-9) / 6), value = e2m1(x / scale) * scale.
-  void (*fake_quantize_nvfp4)(KernelContext&, Matrix<float> x);
   // Blocks of 32: scale = 2^ceil(log2(max(max |x|, 6 * 2^-126) / 6)). In place.
   void (*fake_quantize_mxfp4)(KernelContext&, Matrix<float> x);
+
+  // ---- Keys as they are stored (tensor/key_format.h).
+
+  // Quantises rows and stores each at its address. mxfp8 and mxfp4 as above; nvfp4 in blocks of
+  // 16: scale = e4m3(min(max(max |x|, 6 * 2^-9) / 6, 448)), codes e2m1(clamp(x / scale, -6, 6)).
+  void (*pack_keys)(KernelContext&, Matrix<const float> x /*[T, D]*/, KeyFormat,
+                    std::span<std::byte* const> rows /*[T]*/);
+  // Their values: code * scale.
+  void (*unpack_keys)(KernelContext&, KeyFormat, std::span<const std::byte* const> rows /*[T]*/,
+                      Matrix<float> out /*[T, D]*/);
 
   // ---- Norms and rotation.
 
@@ -159,18 +191,20 @@ struct KernelTable {
                     TensorView<float, 3> out /*[T, H, D]*/, Rounding);
 
   // Softmax over the two tokens of a group, per channel: m = max(b0, b1), e = exp(b - m),
-  // s = e0 + e1, out = fma(a1, e1 / s, a0 * (e0 / s)).
-  void (*compress_pairs)(KernelContext&, Matrix<const float> a /*[2 n, D]*/,
-                         Matrix<const float> b /*[2 n, D]*/, Matrix<float> out /*[n, D]*/,
-                         Rounding);
+  // s = e0 + e1, out = fma(a1, e1 / s, a0 * (e0 / s)). Row j of `out` is made of rows 2 j and
+  // 2 j + 1 of a and b.
+  void (*compress_pairs)(KernelContext&, std::span<const float* const> a /*[2 n] rows of D*/,
+                         std::span<const float* const> b /*[2 n] rows of D*/,
+                         Matrix<float> out /*[n, D]*/, Rounding);
 
   // scores[t][j] for j < num_visible[t]: per head the dot product as blocks of 32, each a chain
-  // of fma from zero, added in ascending order; then acc = fma(weights[t][h], max(dot, 0), acc),
-  // heads ascending. The rest of a row is left alone.
+  // of fma from zero, added in ascending order; then acc = fma(weights[t][h] * weight_scale,
+  // max(dot, 0), acc), heads ascending. Key j is row j of the token's pages.
   void (*index_scores)(KernelContext&, TensorView<const float, 3> q /*[T, H, D]*/,
-                       Matrix<const float> weights /*[T, H]*/, Matrix<const float> keys /*[C, D]*/,
+                       Matrix<const float> weights /*[T, H]*/, float weight_scale,
+                       const PagedRows& keys, std::span<const int32_t* const> block_tables /*[T]*/,
                        std::span<const int64_t> num_visible /*[T]*/,
-                       Matrix<float> scores /*[T, C]*/);
+                       std::span<float* const> scores /*[T] rows of num_visible[t]*/);
 
   // ---- Engram (spec 3.9).
 

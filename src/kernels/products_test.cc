@@ -225,7 +225,7 @@ TEST_F(Products, MatmulFp4EqualsTheReferenceAtTheModelsSizes) {
       for (int64_t rows : {1, 3, 8}) {
         compare(text(rows, k, x == &any), rows, 67,
                 [&](const KernelTable& table, KernelContext& ctx, Matrix<float> out) {
-                  table.matmul_fp4(ctx, x->rows(rows), w.matrix, out, Rounding::kNone);
+                  table.matmul_fp4(ctx, x->rows(rows), OneGroup(w.matrix, rows), out, Rounding::kNone);
                 });
       }
     }
@@ -241,7 +241,7 @@ TEST_F(Products, MatmulFp4EqualsTheReferenceForAnyNumberOfRows) {
     part.n = outputs;
     compare(text(rows, outputs), rows, outputs,
             [&](const KernelTable& table, KernelContext& ctx, Matrix<float> out) {
-              table.matmul_fp4(ctx, x.rows(rows), part, out, Rounding::kNone);
+              table.matmul_fp4(ctx, x.rows(rows), OneGroup(part, rows), out, Rounding::kNone);
             });
   };
   for (int64_t rows : kManyRows) check(rows, n);
@@ -258,7 +258,7 @@ TEST_F(Products, MatmulFp4EqualsTheReferenceAtEdgesAndAnyScale) {
           const Rounding rounding = kRoundings[(n + low) % 2];
           compare(text(rows, n, k, low), rows, n,
                   [&](const KernelTable& table, KernelContext& ctx, Matrix<float> out) {
-                    table.matmul_fp4(ctx, x.rows(rows), w.matrix, out, rounding);
+                    table.matmul_fp4(ctx, x.rows(rows), OneGroup(w.matrix, rows), out, rounding);
                   });
         }
       }
@@ -283,10 +283,55 @@ TEST_F(Products, MatmulFp4SumsEveryKindOfBlockExactly) {
       }
       compare(text(code), kRows, 16,
               [&](const KernelTable& table, KernelContext& ctx, Matrix<float> out) {
-                table.matmul_fp4(ctx, x.rows(kRows), w, out, Rounding::kNone);
+                table.matmul_fp4(ctx, x.rows(kRows), OneGroup(w, kRows), out, Rounding::kNone);
               });
     }
   }
+}
+
+// Groups of every size, empty ones among them, whose rows are taken and written in any order.
+template <class Multiply>
+void row_group_cases(const Multiply& multiply) {
+  for (int64_t n : {1, 64, 67}) {
+    for (int64_t k : {64, 1280}) {
+      const std::vector<int64_t> sizes{0, 1, 7, 0, 2, 65, 1, 0};
+      std::vector<Fp4Weights> weights;
+      for (size_t g = 0; g < sizes.size(); ++g) weights.emplace_back(n, k, Random(g + uint64_t(k)));
+      std::vector<RowGroups::Group> groups;
+      std::vector<int32_t> x_rows, out_rows;
+      for (size_t g = 0; g < sizes.size(); ++g) {
+        const int64_t begin = int64_t(x_rows.size());
+        groups.push_back({weights[g].matrix, begin, begin + sizes[g]});
+        for (int64_t r = 0; r < sizes[g]; ++r) {
+          x_rows.push_back(int32_t((r * 5 + int64_t(g)) % 20));
+          out_rows.push_back(0);
+        }
+      }
+      const int64_t rows = int64_t(out_rows.size());
+      for (int64_t r = 0; r < rows; ++r) out_rows[size_t(r)] = int32_t(r * 31 % rows);  // 31: prime to 76
+      multiply(n, k, rows, RowGroups{groups, x_rows, out_rows});
+    }
+  }
+}
+
+TEST_F(Products, MatmulFp4EqualsTheReferenceForGroupsOfRows) {
+  row_group_cases([&](int64_t n, int64_t k, int64_t rows, const RowGroups& groups) {
+    const Fp8Activations x = Fp8Activations::quantised(20, k, Random(21));
+    compare(text(n, k), rows, n,
+            [&](const KernelTable& table, KernelContext& ctx, Matrix<float> out) {
+              table.matmul_fp4(ctx, x.rows(20), groups, out, Rounding::kNone);
+            });
+  });
+}
+
+TEST_F(Products, MatmulFp4F32EqualsTheReferenceForGroupsOfRows) {
+  row_group_cases([&](int64_t n, int64_t k, int64_t rows, const RowGroups& groups) {
+    const Floats x = Random(22).numbers(20 * k, Data::kBinades);
+    compare(text(n, k), rows, n,
+            [&](const KernelTable& table, KernelContext& ctx, Matrix<float> out) {
+              table.matmul_fp4_f32(ctx, view(x, 20), groups, out, Rounding::kNone);
+            });
+  });
 }
 
 TEST_F(Products, MatmulFp4F32EqualsTheReference) {
@@ -296,7 +341,8 @@ TEST_F(Products, MatmulFp4F32EqualsTheReference) {
     const Floats x = Random(17).numbers(shape.rows * shape.k, Data::kBinades);
     compare(shape.name(), shape.rows, shape.n,
             [&](const KernelTable& table, KernelContext& ctx, Matrix<float> out) {
-              table.matmul_fp4_f32(ctx, view(x, shape.rows), w.matrix, out, Rounding::kNone);
+              table.matmul_fp4_f32(ctx, view(x, shape.rows), OneGroup(w.matrix, shape.rows), out,
+                                   Rounding::kNone);
             });
   }
   for (Data data : kAllData) {
@@ -308,7 +354,7 @@ TEST_F(Products, MatmulFp4F32EqualsTheReference) {
             const Floats x = Random(18).numbers(rows * k, data);
             compare(text(rows, n, k, low, data), rows, n,
                     [&](const KernelTable& table, KernelContext& ctx, Matrix<float> out) {
-                      table.matmul_fp4_f32(ctx, {x.data(), {rows, k}}, w.matrix, out,
+                      table.matmul_fp4_f32(ctx, {x.data(), {rows, k}}, OneGroup(w.matrix, rows), out,
                                            kRoundings[n % 2]);
                     });
           }

@@ -16,6 +16,17 @@ class Ref : public ::testing::Test {
   ThreadPool pool_{1};
   KernelContext ctx_{pool_};
   const KernelTable& ref_ = ref_kernels();
+
+  std::vector<float> packed_and_back(const std::vector<float>& x, KeyFormat format) {
+    const int64_t width = int64_t(x.size());
+    std::vector<std::byte> bytes(size_t(key_row_bytes(format, width)));
+    std::byte* row = bytes.data();
+    const std::byte* stored = row;
+    std::vector<float> y(x.size());
+    ref_.pack_keys(ctx_, {x.data(), {1, width}}, format, {&row, 1});
+    ref_.unpack_keys(ctx_, format, {&stored, 1}, {y.data(), {1, width}});
+    return y;
+  }
 };
 
 std::vector<float> appendix_input() {
@@ -45,22 +56,48 @@ TEST_F(Ref, QuantisersReproduceAppendixA1) {
     }
     return text;
   };
-  std::vector<float> nvfp4 = x;
-  ref_.fake_quantize_nvfp4(ctx_, {nvfp4.data(), {1, 32}});
+  const std::vector<float> nvfp4 = packed_and_back(x, KeyFormat::kNvfp4);
   EXPECT_EQ(nibbles(nvfp4, {0.5f, 0.5625f}), "F2E5C78F4E6B71E4D6A72E5C69F3D5B6");
   std::vector<float> mxfp4 = x;
   ref_.fake_quantize_mxfp4(ctx_, {mxfp4.data(), {1, 32}});
   EXPECT_EQ(nibbles(mxfp4, {1.0f}), "D1C3A58D2C4A50C2B4951C3A48D2C4A5");
 }
 
+TEST_F(Ref, StoredKeysHaveTheValuesOfFakeQuantisation) {
+  std::vector<float> x;
+  for (int i = 0; i < 512; ++i) {
+    x.push_back(std::ldexp(float(i * 37 % 101 - 50), i % 23 - 12));
+  }
+  std::vector<float> fp8 = x, mxfp4 = x;
+  ref_.fake_quantize_fp8(ctx_, {fp8.data(), {1, 512}});
+  EXPECT_EQ(packed_and_back(x, KeyFormat::kMxfp8), fp8);
+  ref_.fake_quantize_mxfp4(ctx_, {mxfp4.data(), {1, 512}});
+  EXPECT_EQ(packed_and_back(x, KeyFormat::kMxfp4), mxfp4);
+  EXPECT_EQ(packed_and_back(x, KeyFormat::kF32), x);
+}
+
+TEST(KeyFormat, RowsHaveThePublishedSizes) {
+  EXPECT_EQ(key_row_bytes(KeyFormat::kMxfp8, 512), 528);
+  EXPECT_EQ(key_row_bytes(KeyFormat::kNvfp4, 512), 288);
+  EXPECT_EQ(key_row_bytes(KeyFormat::kMxfp4, 128), 68);
+  EXPECT_EQ(key_row_bytes(KeyFormat::kF32, 512), 2048);
+}
+
 TEST_F(Ref, ABlockWithANanOrAnInfinityBecomesNanAsAWhole) {
   for (float poison : {NAN, INFINITY, -INFINITY}) {
-    for (auto quantize : {ref_.fake_quantize_fp8, ref_.fake_quantize_nvfp4, ref_.fake_quantize_mxfp4}) {
+    for (auto quantize : {ref_.fake_quantize_fp8, ref_.fake_quantize_mxfp4}) {
       std::vector<float> x(64, 1.0f);
       x[5] = poison;
       quantize(ctx_, {x.data(), {1, 64}});
       for (size_t i = 0; i < 16; ++i) EXPECT_TRUE(std::isnan(x[i]));
       for (size_t i = 32; i < 64; ++i) EXPECT_NEAR(x[i], 1.0f, 0.05f);
+    }
+    for (KeyFormat format : {KeyFormat::kMxfp8, KeyFormat::kNvfp4, KeyFormat::kMxfp4}) {
+      std::vector<float> x(64, 1.0f);
+      x[5] = poison;
+      const std::vector<float> y = packed_and_back(x, format);
+      for (size_t i = 0; i < 16; ++i) EXPECT_TRUE(std::isnan(y[i]));
+      for (size_t i = 32; i < 64; ++i) EXPECT_NEAR(y[i], 1.0f, 0.05f);
     }
     std::vector<float> x(32, 1.0f);
     x[31] = poison;
@@ -133,8 +170,10 @@ TEST_F(Ref, Fp4BlockSumsAreExactWhereAChainWouldRound) {
   codes[1] = float_to_e4m3(-448);
   codes[2] = 1;                  // 2^-9
   std::vector<float> out(1);
-  ref_.matmul_fp4(ctx_, {{codes.data(), {1, 32}}, {x_scale.data(), {1, 1}}}, {w.data(), w_scale.data(), 1, 32},
-                  {out.data(), {1, 1}}, Rounding::kNone);
+  const RowGroups::Group group{{w.data(), w_scale.data(), 1, 32}, 0, 1};
+  const int32_t row = 0;
+  ref_.matmul_fp4(ctx_, {{codes.data(), {1, 32}}, {x_scale.data(), {1, 1}}},
+                  {{&group, 1}, {&row, 1}, {&row, 1}}, {out.data(), {1, 1}}, Rounding::kNone);
   EXPECT_EQ(out[0], 0x1p-10f);
 }
 

@@ -101,4 +101,32 @@ void route_token(std::span<const float> logits, const float* bias, float scaling
   }
 }
 
+float nvfp4_scale_value(uint8_t code) {
+  return code == 0x7f ? std::numeric_limits<float>::quiet_NaN() : e4m3_to_float(code);
+}
+
+int64_t num_window_keys(const AttentionKeys& keys, size_t t) {
+  return keys.window[t].num_in_ring + keys.window[t].num_fresh;
+}
+
+int64_t num_keys(const AttentionKeys& keys, size_t t) {
+  return num_window_keys(keys, t) + keys.num_selected[t];
+}
+
+void list_keys(const AttentionKeys& keys, size_t t, int64_t width, const std::byte** rows) {
+  const WindowKeys& window = keys.window[t];
+  const int64_t window_bytes = key_row_bytes(keys.window_format, width);
+  for (int64_t j = 0; j < window.num_in_ring; ++j) {
+    const int64_t slot = (window.first_position + j) % keys.ring_slots;
+    *rows++ = window.state + keys.ring_offset + slot * window_bytes;
+  }
+  for (int64_t j = 0; j < window.num_fresh; ++j) {
+    *rows++ = keys.fresh + (window.fresh_begin + j) * window_bytes;
+  }
+  const int64_t row_bytes = key_row_bytes(keys.compressed.format, width);
+  for (int64_t s = 0; s < keys.num_selected[t]; ++s) {
+    *rows++ = keys.compressed.row(keys.block_tables[t], keys.selected.row(int64_t(t))[s], row_bytes);
+  }
+}
+
 }  // namespace millrace

@@ -31,4 +31,14 @@ float rounded(float x, Rounding rounding);
 // The scale code of an fp8 block from the largest |x| bits in it; 255 when not finite.
 uint8_t fp8_block_scale(uint32_t amax_bits);
 
+// The value of an nvfp4 scale: 0x7f is NaN here, as the standard says.
+float nvfp4_scale_value(uint8_t code);
+
+// Addresses of the keys that token t attends to, in logical order: first those in window_format,
+// num_window_keys() of them, then the selected ones.
+int64_t num_window_keys(const AttentionKeys& keys, size_t t);
+int64_t num_keys(const AttentionKeys& keys, size_t t);
+void list_keys(const AttentionKeys& keys, size_t t, int64_t width,
+               const std::byte** rows /*[num_keys]*/);
+
 }  // namespace millrace

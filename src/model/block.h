@@ -8,7 +8,7 @@
 
 namespace millrace {
 
-// Both sublayers of a block with their hyper-connections (spec 3.3): the order every backbone
+// Both sublayers of a block with their hyper-connections: the order every backbone
 // layer and every draft stage shares.
 //   streams  [T, M * hidden_size] in/out
 //   pre_mix  [T, M] in: the mix left by the previous block; out: the one for the next

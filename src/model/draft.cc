@@ -1,4 +1,4 @@
-// DSpark drafting (spec 6.2): the draft stages run once over a block of positions that starts at
+// DSpark drafting: the draft stages run once over a block of positions that starts at
 // the anchor, then a Markov head picks the tokens one after the other.
 
 #include <algorithm>
@@ -16,25 +16,29 @@ namespace {
 
 // Every query of the block sees all kept target positions and all keys of the block itself.
 Matrix<float> draft_attention(LayerContext& ctx, const AttentionWeights& weights,
-                              Matrix<const float> x, const RopeTable& rope,
-                              const WindowRows& window) {
-  const int64_t block = x.shape[0], width = ctx.config.head_dim;
+                              Matrix<const float> x, const RopeTable& rope, const StatePlane& ring,
+                              const std::byte* state, int64_t num_computed_tokens, FreshKeys& fresh) {
+  const int64_t block = x.shape[0];
   const AttentionInputs in = attention_inputs(ctx, weights, x, rope);
-  const int64_t held = window.rows().shape[0], kept = std::min(held, ctx.config.sliding_window);
-  const Matrix<float> keys = ctx.matrix(kept + block, width);
-  std::copy_n(window.rows().row(held - kept), kept * width, keys.data);
-  std::copy_n(in.kv.data, block * width, keys.row(kept));
-
-  const std::vector<int32_t> begin(size_t(block), 0);
-  const std::vector<int32_t> count(size_t(block), int32_t(kept + block));
-  const std::vector<int64_t> none(size_t(block) + 1, 0);
+  pack_fresh(ctx, fresh, 0, 0, in.kv);
+  const int64_t kept = std::min(num_computed_tokens, ctx.config.sliding_window);
+  const std::vector<WindowKeys> window(size_t(block), {.state = state,
+                                                       .first_position = num_computed_tokens - kept,
+                                                       .num_in_ring = int32_t(kept),
+                                                       .fresh_begin = 0,
+                                                       .num_fresh = int32_t(block)});
+  const std::vector<const int32_t*> no_tables(size_t(block), nullptr);
+  const std::vector<int32_t> none(size_t(block), 0);
   return attend_and_project(ctx, weights, in.q,
-                            {.window = keys,
-                             .compressed = {nullptr, {0, width}},
-                             .window_begin = begin,
-                             .window_count = count,
+                            {.window_format = fresh.format(),
+                             .ring_offset = ring.values_offset,
+                             .ring_slots = ring.num_rows,
+                             .fresh = fresh.layer(0),
+                             .window = window,
+                             .compressed = {},
+                             .block_tables = no_tables,
                              .selected = {},
-                             .selected_begin = none},
+                             .num_selected = none},
                             rope);
 }
 
@@ -44,20 +48,14 @@ int32_t argmax(std::span<const float> values) {
 
 }  // namespace
 
-Result<Draft> Runner::draft(const SequenceState& state, int32_t anchor) {
+Result<Draft> Runner::draft(StateSlot slot, int64_t num_computed_tokens, int32_t anchor) {
   if (!model_.weights.draft) {
     return Error{Code::kInvalidArgument, "draft: the checkpoint has no draft stages"};
   }
   RETURN_IF_ERROR(check_token_ids(std::span(&anchor, 1)));
   const ModelConfig& config = model_.config;
   const DraftWeights& weights = *model_.weights.draft;
-  for (const WindowRows& window : state.draft_window) {
-    if (window.end_position() == state.num_computed_tokens && window.end_position() > 0) continue;
-    return Error{Code::kInvalidArgument,
-                 format("draft: the draft windows end at position ", window.end_position(),
-                        ", expected ", state.num_computed_tokens,
-                        ": every forward call must feed them")};
-  }
+  MR_CHECK_OP(num_computed_tokens, >, 0);
   const Arena::Scope scope(arena_);
   LayerContext ctx{config, model_.numerics, kernels_, kernel_context_, arena_, nullptr, ""};
 
@@ -65,20 +63,23 @@ Result<Draft> Runner::draft(const SequenceState& state, int32_t anchor) {
   std::vector<int32_t> ids(size_t(block), int32_t(config.dspark_noise_token_id));
   ids[0] = anchor;
   std::vector<int64_t> positions(static_cast<size_t>(block));
-  for (int64_t i = 0; i < block; ++i) positions[size_t(i)] = state.num_computed_tokens + i;
+  for (int64_t i = 0; i < block; ++i) positions[size_t(i)] = num_computed_tokens + i;
   const RopeTable rope = make_rope_table(ctx, positions, model_.window_frequencies);
-  const std::vector<uint8_t> no_image(size_t(block), 0);
+  const std::vector<RowKind> kinds(size_t(block), RowKind::kText);
+  FreshKeys fresh(ctx, store_, 1, block);  // of the stage that runs
   const Matrix<float> streams = embed(ctx, model_.weights.embed, ids);
   const Matrix<float> pre_mix = hc_initial_mix(ctx, block);
   for (size_t s = 0; s < weights.stages.size(); ++s) {
     RETURN_IF_ERROR(run_block(
         ctx, weights.stages[s], streams, pre_mix,
         [&](Matrix<const float> x) -> Result<Matrix<float>> {
-          return draft_attention(ctx, weights.stages[s].attention, x, rope, state.draft_window[s]);
+          return draft_attention(ctx, weights.stages[s].attention, x, rope,
+                                 store_.layout().plane(StateKind::kDraftRing, int64_t(s)),
+                                 store_.slot(slot), num_computed_tokens, fresh);
         },
         [&](Matrix<const float> x) {
           return moe(ctx, weights.stages[s].moe, experts_, config.num_hidden_layers + int64_t(s),
-                     config.dspark_num_experts_per_tok, x, no_image);
+                     config.dspark_num_experts_per_tok, x, kinds);
         }));
   }
   const Matrix<float> x = collapse_streams(ctx, streams, pre_mix);

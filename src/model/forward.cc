@@ -1,10 +1,11 @@
 // The forward pass, in the order of the paper: embedding, then per layer Engram, attention and
-// experts around their hyper-connections, then the head (spec 3.3).
+// experts around their hyper-connections, then the head.
 
 #include <algorithm>
 #include <string>
 
 #include "base/format.h"
+#include "model/batch_rows.h"
 #include "model/block.h"
 #include "model/layers/attention.h"
 #include "model/layers/engram.h"
@@ -15,58 +16,10 @@
 namespace millrace {
 namespace {
 
-// The tokens of one call as the layers see them.
-struct TokenRows {
-  std::span<const int64_t> positions;   // [T]
-  std::span<const uint8_t> is_image;    // [T] 1 at image positions: no Engram, bias_vl
-  std::span<const int32_t> compressed;  // [T] compressed id, or kEngramDead
-};
-
-TokenRows make_token_rows(LayerContext& ctx, const Model& model, int64_t first_position,
-                          std::span<const int32_t> token_ids) {
-  const size_t count = token_ids.size();
-  const std::span<int64_t> positions(ctx.arena.allocate<int64_t>(int64_t(count)), count);
-  const std::span<uint8_t> is_image(ctx.arena.allocate<uint8_t>(int64_t(count)), count);
-  const std::span<int32_t> compressed(ctx.arena.allocate<int32_t>(int64_t(count)), count);
-  for (size_t t = 0; t < count; ++t) {
-    positions[t] = first_position + int64_t(t);
-    is_image[t] = token_ids[t] == model.config.image_token_id;
-    compressed[t] = is_image[t] || model.token_map.empty()
-                        ? kEngramDead
-                        : model.token_map[size_t(token_ids[t])];
-  }
-  return {positions, is_image, compressed};
-}
-
-// The last ids that a later call's n-grams can reach back to.
-void advance_ngram_tail(const ModelConfig& config, std::span<const int32_t> compressed,
-                        std::vector<int32_t>& tail) {
-  tail.insert(tail.begin(), compressed.rbegin(), compressed.rend());
-  const int64_t reach = std::max<int64_t>(config.engram_max_ngram_size - 1, 0);
-  if (int64_t(tail.size()) > reach) tail.resize(size_t(reach));
-}
-
 int64_t index_of(const std::vector<int64_t>& values, int64_t value) {
   const auto found = std::find(values.begin(), values.end(), value);
   MR_CHECK(found != values.end());
   return found - values.begin();
-}
-
-// Extends the draft stages' windows by the call's tokens (spec 6.1): main_x = norm(main_proj aux),
-// and each stage's own keys of it. Only rows that the windows keep are computed.
-void feed_draft_windows(LayerContext& ctx, const DraftWeights& weights, Matrix<const float> aux,
-                        const RopeTable& rope, std::vector<WindowRows>& windows) {
-  const int64_t rows = aux.shape[0], kept = std::min(rows, ctx.config.sliding_window);
-  const Matrix<float> main_x =
-      linear(ctx, ctx.linear_input(aux.rows(rows - kept, rows)), weights.main_proj);
-  norm(ctx, main_x, weights.main_norm);
-  const Matrix<const float> in = ctx.linear_input(main_x);
-  const RopeTable kept_rope{rope.cos.rows(rows - kept, rows), rope.sin.rows(rows - kept, rows)};
-  for (size_t s = 0; s < windows.size(); ++s) {
-    const Matrix<float> keys = window_keys(ctx, weights.stages[s].attention, in, kept_rope);
-    windows[s].skip(rows - kept);
-    std::copy_n(keys.data, keys.size(), windows[s].append(kept).data);
-  }
 }
 
 }  // namespace
@@ -81,46 +34,96 @@ Status Runner::check_token_ids(std::span<const int32_t> token_ids) const {
   return {};
 }
 
-Status Runner::forward(SequenceState& state, std::span<const int32_t> token_ids,
-                       const ForwardOptions& options, std::vector<float>& logits) {
-  RETURN_IF_ERROR(check_token_ids(token_ids));
+// Extends the draft stages' rings by the call's tokens: main_x = norm(main_proj aux), and each
+// stage's own keys of it. Only rows that the rings keep are computed.
+void Runner::feed_draft_rings(LayerContext& ctx, const DraftWeights& weights, const BatchRows& rows,
+                              Matrix<const float> aux) {
+  const int64_t ring_rows = model_.config.sliding_window;
+  struct Kept {
+    int64_t row;  // of the call
+    std::byte* state;
+  };
+  std::vector<Kept> kept;
+  for (const SegmentRows& in : rows.segments) {
+    if (in.state == nullptr) continue;
+    for (int64_t r = std::max(in.begin, in.end - ring_rows); r < in.end; ++r) {
+      kept.push_back({r, in.state});
+    }
+  }
+  if (kept.empty()) return;
+  const int64_t count = int64_t(kept.size());
+  const Matrix<float> kept_aux = ctx.matrix(count, aux.shape[1]);
+  const std::span<int64_t> positions(ctx.arena.allocate<int64_t>(count), kept.size());
+  const std::span<std::byte*> addresses(ctx.arena.allocate<std::byte*>(count), kept.size());
+  for (size_t i = 0; i < kept.size(); ++i) {
+    std::copy_n(aux.row(kept[i].row), aux.shape[1], kept_aux.row(int64_t(i)));
+    positions[i] = rows.positions[size_t(kept[i].row)];
+  }
+  const Matrix<float> main_x = linear(ctx, ctx.linear_input(kept_aux), weights.main_proj);
+  norm(ctx, main_x, weights.main_norm);
+  const Matrix<const float> in = ctx.linear_input(main_x);
+  const RopeTable rope = make_rope_table(ctx, positions, model_.window_frequencies);
+  for (size_t stage = 0; stage < weights.stages.size(); ++stage) {
+    const StatePlane& plane = store_.layout().plane(StateKind::kDraftRing, int64_t(stage));
+    for (size_t i = 0; i < kept.size(); ++i) {
+      addresses[i] = kept[i].state + plane.values_offset +
+                     positions[i] % plane.num_rows * plane.row_bytes();
+    }
+    const Matrix<float> keys = window_keys(ctx, weights.stages[stage].attention, in, rope);
+    kernels_.pack_keys(kernel_context_, keys, store_.key_format(plane.kind), addresses);
+  }
+}
+
+Status Runner::forward(std::span<const BatchSegment> segments, const ForwardOptions& options,
+                       std::vector<float>& logits) {
+  int64_t num_logits = 0;
+  for (const BatchSegment& segment : segments) {
+    RETURN_IF_ERROR(check_token_ids(segment.tokens.subspan(size_t(segment.first_position))));
+    num_logits += segment.num_logits();
+  }
+  if (segments.empty()) return Error{Code::kInvalidArgument, "forward: no rows"};
   const ModelConfig& config = model_.config;
   const ModelWeights& weights = model_.weights;
-  const int64_t num_tokens = int64_t(token_ids.size());
   const Arena::Scope step_scope(arena_);
   LayerContext ctx{config, model_.numerics, kernels_, kernel_context_, arena_, options.trace, ""};
 
-  const TokenRows rows = make_token_rows(ctx, model_, state.num_computed_tokens, token_ids);
+  const BatchRows rows = make_batch_rows(ctx, model_, store_, segments);
+  const int64_t num_rows = rows.num_rows();
   AttentionStep attention_step{
-      .positions = rows.positions,
+      .rows = rows,
+      .store = store_,
+      .fresh = FreshKeys(ctx, store_, config.num_hidden_layers, num_rows),
       .window_rope = make_rope_table(ctx, rows.positions, model_.window_frequencies),
       .compressed_rope = make_rope_table(ctx, rows.positions, model_.compressed_frequencies),
       .compressed_frequencies = model_.compressed_frequencies,
-      .selection = {},
-      .candidates = {}};
-  const Matrix<float> streams = embed(ctx, weights.embed, token_ids);
-  const Matrix<float> pre_mix = hc_initial_mix(ctx, num_tokens);
+      .open_groups = OpenGroups(ctx, store_, rows),
+      .selection = make_selection(ctx, num_rows),
+      .candidates = make_candidates(ctx, num_rows)};
+  const Matrix<float> streams = embed(ctx, weights.embed, rows.token_ids);
+  const Matrix<float> pre_mix = hc_initial_mix(ctx, num_rows);
   const bool feeds_draft = options.feed_draft && weights.draft.has_value();
   const int64_t num_targets = int64_t(config.dspark_target_layer_ids.size());
-  const Matrix<float> aux =
-      ctx.matrix(feeds_draft ? num_tokens : 0, num_targets * config.hidden_size);
+  const Matrix<float> aux = ctx.matrix(feeds_draft ? num_rows : 0, num_targets * config.hidden_size);
 
   for (int64_t l = 0; l < config.num_hidden_layers; ++l) {
+    if (options.monitor != nullptr && !options.monitor->before_layer(l)) {
+      return Error{Code::kCancelled, format("forward: abandoned before layer ", l)};
+    }
     const Arena::Scope layer_scope(arena_);
     const BlockWeights& block = weights.layers[size_t(l)];
     const LayerInfo& layer = model_.layers[size_t(l)];
-    ctx.trace_prefix = format("layers.", l, ".");
+    if (options.trace != nullptr) ctx.trace_prefix = format("layers.", l, ".");
 
     if (layer.has_engram()) {
       const Matrix<const int64_t> row_ids = engram_row_ids(
           ctx, model_.engram_tables[size_t(layer.engram_table)],
-          model_.token_map[size_t(config.engram_pad_token_id)], state.ngram_tail, rows.compressed);
-      engram(ctx, *block.engram, row_ids, rows.is_image, streams);
+          model_.token_map[size_t(config.engram_pad_token_id)], rows.ngrams);
+      engram(ctx, *block.engram, row_ids, rows.without_memory, streams);
     }
     if (feeds_draft && layer.is_draft_target) {
       const int64_t column = index_of(config.dspark_target_layer_ids, l) * config.hidden_size;
       kernels_.hc_mean(kernel_context_, streams, int(config.hc_mult),
-                       {aux.data + column, {num_tokens, config.hidden_size}, aux.stride},
+                       {aux.data + column, {num_rows, config.hidden_size}, aux.stride},
                        ctx.rounding());
     }
     if (options.trace != nullptr) {
@@ -130,37 +133,38 @@ Status Runner::forward(SequenceState& state, std::span<const int32_t> token_ids,
     RETURN_IF_ERROR(run_block(
         ctx, block, streams, pre_mix,
         [&](Matrix<const float> x) -> Result<Matrix<float>> {
-          CompressedRows* compressed =
-              layer.reads_compressed_rows()
-                  ? &state.compressed[size_t(index_of(config.kv_source_layer_ids, layer.kv_source))]
-                  : nullptr;
-          return attention(ctx, block.attention, layer, x, attention_step,
-                           state.window[size_t(l)], compressed);
+          return attention(ctx, block.attention, layer, l, x, attention_step);
         },
         [&](Matrix<const float> x) {
-          return moe(ctx, block.moe, experts_, l, config.num_experts_per_tok, x, rows.is_image);
+          return moe(ctx, block.moe, experts_, l, config.num_experts_per_tok, x, rows.kinds);
         }));
     if (options.trace != nullptr) {
       options.trace->add(ctx.trace_prefix + "out.streams", streams, config.hc_mult);
       options.trace->add(ctx.trace_prefix + "out.pre_mix", pre_mix);
     }
   }
-  if (feeds_draft) {
-    feed_draft_windows(ctx, *weights.draft, aux, attention_step.window_rope, state.draft_window);
-  }
-  advance_ngram_tail(config, rows.compressed, state.ngram_tail);
-  state.num_computed_tokens += num_tokens;
 
-  const int64_t first = options.logits == LogitsFor::kAll    ? 0
-                        : options.logits == LogitsFor::kLast ? num_tokens - 1
-                                                             : num_tokens;
-  logits.resize(size_t((num_tokens - first) * config.vocab_size));
-  if (first < num_tokens) {
-    const Matrix<float> x = collapse_streams(ctx, streams.rows(first, num_tokens),
-                                             pre_mix.rows(first, num_tokens));
-    head(ctx, x, weights.norm, weights.head,
-         {logits.data(), {num_tokens - first, config.vocab_size}});
+  // Nothing can fail from here on: the sequences move ahead.
+  for (int64_t l = 0; l < config.num_hidden_layers; ++l) {
+    const StatePlane& ring = store_.layout().plane(StateKind::kWindowRing, l);
+    commit_ring(rows, ring, l, attention_step.fresh);
   }
+  attention_step.open_groups.commit(rows);
+  if (feeds_draft) feed_draft_rings(ctx, *weights.draft, rows, aux);
+
+  logits.resize(size_t(num_logits * config.vocab_size));
+  if (num_logits == 0) return {};
+  const Matrix<float> head_streams = ctx.matrix(num_logits, streams.shape[1]);
+  const Matrix<float> head_mix = ctx.matrix(num_logits, pre_mix.shape[1]);
+  int64_t row = 0;
+  for (const SegmentRows& in : rows.segments) {
+    for (int64_t r = in.end - in.segment->num_logits(); r < in.end; ++r, ++row) {
+      std::copy_n(streams.row(r), streams.shape[1], head_streams.row(row));
+      std::copy_n(pre_mix.row(r), pre_mix.shape[1], head_mix.row(row));
+    }
+  }
+  head(ctx, collapse_streams(ctx, head_streams, head_mix), weights.norm, weights.head,
+       {logits.data(), {num_logits, config.vocab_size}});
   return {};
 }
 

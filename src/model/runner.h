@@ -8,53 +8,68 @@
 #include "base/status.h"
 #include "checkpoint/expert_source.h"
 #include "kernels/kernels.h"
+#include "model/batch_rows.h"
 #include "model/model.h"
-#include "model/sequence_state.h"
 #include "model/trace.h"
 
 namespace millrace {
 
-enum class LogitsFor { kNone, kLast, kAll };
-
-struct ForwardOptions {
-  LogitsFor logits = LogitsFor::kLast;
-  bool feed_draft = false;  // also extend the draft stages' windows, so that draft() may follow
-  Trace* trace = nullptr;
+// Looks on while a forward call runs, and may end it.
+class LayerMonitor {
+ public:
+  virtual ~LayerMonitor() = default;
+  // Before each layer; false abandons the call.
+  virtual bool before_layer(int64_t layer) = 0;
 };
 
-// What the draft stages propose after `anchor` (spec 6.2).
+struct ForwardOptions {
+  bool feed_draft = false;  // also extend the draft stages' rings, so that draft() may follow
+  Trace* trace = nullptr;
+  LayerMonitor* monitor = nullptr;
+};
+
+// What the draft stages propose after `anchor`.
 struct Draft {
   std::vector<int32_t> tokens;     // [dspark_block_size]
   std::vector<float> confidences;  // [dspark_block_size], each in (0, 1)
 };
 
-// Runs a model with one table of kernels. The bits of every result are a function of the model,
-// the numerics and the tokens: not of the chunking, the table or the number of threads.
+// Runs a model with one table of kernels on sequences whose state lies in a KvStore. The bits of
+// every result are a function of the model, the numerics and the sequence's own tokens: not of
+// what else is in the call, the chunking, the table or the number of threads.
 //
 // Threading: one owner thread, in the contract's floating-point state (ScopedFpEnvironment).
-// Model, source, table and context must outlive it.
+// Model, source, store, table and context must outlive it.
 class Runner {
  public:
-  Runner(const Model& model, ExpertSource& experts, const KernelTable& kernels,
+  Runner(const Model& model, ExpertSource& experts, KvStore& store, const KernelTable& kernels,
          KernelContext& kernel_context)
-      : model_(model), experts_(experts), kernels_(kernels), kernel_context_(kernel_context) {}
+      : model_(model),
+        experts_(experts),
+        store_(store),
+        kernels_(kernels),
+        kernel_context_(kernel_context) {}
 
-  // Computes the tokens that follow `state` and advances it.
-  //   logits  [rows, vocab_size] out, rows by options.logits
-  // Fails, leaving `state` of no further use, when a weight cannot be brought; refuses, leaving
-  // `state` as it was, token ids outside the vocabulary and an empty call.
-  Status forward(SequenceState& state, std::span<const int32_t> token_ids,
-                 const ForwardOptions& options, std::vector<float>& logits);
+  // Computes the rows of all segments and writes their state.
+  //   logits  [rows, vocab_size] out: segment after segment, num_logits() of each
+  // A call that fails or is abandoned (kCancelled) leaves every sequence as it was before: of what
+  // it may have written, only rows that do not count yet. Refuses token ids outside the vocabulary
+  // and a call without rows.
+  Status forward(std::span<const BatchSegment> segments, const ForwardOptions& options,
+                 std::vector<float>& logits);
 
-  // Proposes tokens to follow `anchor`, the token sampled after the last computed one. Needs a
-  // state that was fed by feed_draft in every call. Does not change it.
-  Result<Draft> draft(const SequenceState& state, int32_t anchor);
+  // Proposes tokens to follow `anchor`, the token sampled after the first `num_computed_tokens` of
+  // the sequence in `slot`. Every forward call must have fed the draft. Does not change the state.
+  Result<Draft> draft(StateSlot slot, int64_t num_computed_tokens, int32_t anchor);
 
  private:
   Status check_token_ids(std::span<const int32_t> token_ids) const;
+  void feed_draft_rings(LayerContext& ctx, const DraftWeights& weights, const BatchRows& rows,
+                        Matrix<const float> aux);
 
   const Model& model_;
   ExpertSource& experts_;
+  KvStore& store_;
   const KernelTable& kernels_;
   KernelContext& kernel_context_;
   Arena arena_;

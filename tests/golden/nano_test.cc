@@ -7,6 +7,7 @@
 
 #include "golden_file.h"
 #include "loaded_model.h"
+#include "model/lone_sequence.h"
 
 namespace millrace {
 namespace {
@@ -24,17 +25,26 @@ class Nano : public ::testing::TestWithParam<Numerics> {
   std::string mode() const { return GetParam() == Numerics::kFp32 ? "fp32" : "reference"; }
   int64_t vocab() const { return loaded_.model().config.vocab_size; }
 
-  // Logits [T, vocab] of every position; the state continues.
-  std::vector<float> forward(SequenceState& state, const std::vector<int32_t>& ids) {
-    std::vector<float> logits;
-    MR_CHECK(runner_.forward(state, ids, {.logits = LogitsFor::kAll, .feed_draft = true}, logits).ok());
-    return logits;
-  }
+  // A sequence with its tokens computed.
+  struct Computed {
+    LoneSequence sequence;
+    Runner runner;
+    std::vector<float> logits;  // [T, vocab] of every position
+
+    Computed(Nano& test, const std::vector<int32_t>& ids)
+        : sequence(std::move(LoneSequence::create(test.loaded_.model().config,
+                                                  test.loaded_.model().numerics,
+                                                  int64_t(ids.size())).value())),
+          runner(test.loaded_.model(), test.loaded_.experts(), sequence.store(),
+                 *fast_kernels()[0], test.kernel_context_) {
+      const BatchSegment segment = sequence.append(ids, LogitsFor::kAll);
+      MR_CHECK(runner.forward({&segment, 1}, {.feed_draft = true}, logits).ok());
+    }
+  };
 
   LoadedModel loaded_{MILLRACE_SOURCE_DIR "/models/nano", GetParam()};
   ThreadPool pool_{2};
   KernelContext kernel_context_{pool_};
-  Runner runner_{loaded_.model(), loaded_.experts(), *fast_kernels()[0], kernel_context_};
 };
 
 double negative_log_likelihood(const float* logits, int64_t vocab, int32_t token) {
@@ -49,8 +59,7 @@ TEST_P(Nano, NegativeLogLikelihoodsAreThoseOfTheIndependentImplementation) {
   for (const std::string& prompt : kPrompts) {
     const std::vector<int32_t> ids = golden().token_ids(prompt + ".token_ids");
     const std::vector<float> want = golden().values<float>(prompt + "." + mode() + ".nll");
-    SequenceState state(loaded_.model().config);
-    const std::vector<float> logits = forward(state, ids);
+    const std::vector<float> logits = Computed(*this, ids).logits;
     double got_sum = 0, want_sum = 0;
     for (size_t t = 0; t + 1 < ids.size(); ++t) {
       got_sum += negative_log_likelihood(logits.data() + int64_t(t) * vocab(), vocab(), ids[t + 1]);
@@ -73,8 +82,7 @@ TEST_P(Nano, AlongGoldenContinuationsTheArgmaxIsEqualWhereverTheMarginAllowsIt) 
     const std::vector<float> margins = golden().values<float>(prompt + ".reference.greedy32_margin");
     const size_t first = ids.size() - 1;
     ids.insert(ids.end(), continuation.begin(), continuation.end() - 1);
-    SequenceState state(loaded_.model().config);
-    const std::vector<float> logits = forward(state, ids);
+    const std::vector<float> logits = Computed(*this, ids).logits;
     for (size_t i = 0; i < continuation.size(); ++i) {
       if (GetParam() == Numerics::kFp32 || margins[i] < 0.1f) continue;
       const float* row = logits.data() + int64_t(first + i) * vocab();
@@ -90,10 +98,10 @@ TEST_P(Nano, DraftsAfterTheFirstGreedyTokenAreTheGoldenOnes) {
   const bool exact = GetParam() == Numerics::kFp32;
   size_t same = 0;
   for (const std::string& prompt : kPrompts) {
-    SequenceState state(loaded_.model().config);
-    forward(state, golden().token_ids(prompt + ".token_ids"));
+    Computed computed(*this, golden().token_ids(prompt + ".token_ids"));
     const int32_t anchor = golden().token_ids(prompt + ".reference.greedy32")[0];
-    const Result<Draft> draft = runner_.draft(state, anchor);
+    const Result<Draft> draft = computed.runner.draft(computed.sequence.slot(),
+                                                        computed.sequence.num_tokens(), anchor);
     ASSERT_TRUE(draft.has_value());
     const std::string want = prompt + "." + mode();
     same += draft.value().tokens == golden().token_ids(want + ".draft_tokens");

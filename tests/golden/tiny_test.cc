@@ -7,6 +7,7 @@
 
 #include "golden_file.h"
 #include "loaded_model.h"
+#include "model/lone_sequence.h"
 #include "model/layers/attention.h"
 #include "model/layers/engram.h"
 #include "model/layers/hyper_connection.h"
@@ -27,6 +28,9 @@ class Tiny : public ::testing::Test {
   explicit Tiny(Numerics numerics = Numerics::kFp32) : loaded_(kFolder + "/tiny-v41", numerics) {}
 
   const ModelConfig& config() const { return loaded_.model().config; }
+  LoneSequence lone_sequence(int64_t max_tokens) const {
+    return std::move(LoneSequence::create(config(), loaded_.model().numerics, max_tokens).value());
+  }
 
   LoadedModel loaded_;
   ThreadPool pool_{2};
@@ -52,14 +56,15 @@ TEST_F(TinyFp32, TheTokenMapIsThatOfTheIndependentImplementation) {
 
 TEST_F(TinyFp32, EngramRowsAreThoseOfTheIndependentImplementation) {
   const std::vector<int32_t> ids = golden().token_ids("fp32.medium.token_ids");
-  std::vector<int32_t> compressed;
-  for (int32_t id : ids) compressed.push_back(loaded_.model().token_map[size_t(id)]);
   const std::vector<int64_t> want = golden().values<int64_t>("medium.engram_rows");
   Arena arena;
   LayerContext ctx{config(), Numerics::kFp32, ref_kernels(), kernel_context_, arena, nullptr, ""};
+  LoneSequence sequence = lone_sequence(int64_t(ids.size()));
+  const BatchSegment segment = sequence.append(ids, LogitsFor::kNone);
+  const BatchRows batch = make_batch_rows(ctx, loaded_.model(), sequence.store(), {&segment, 1});
   std::vector<int64_t> got;
   for (const EngramTable& table : loaded_.model().engram_tables) {
-    const Matrix<const int64_t> rows = engram_row_ids(ctx, table, loaded_.model().token_map[2], {}, compressed);
+    const Matrix<const int64_t> rows = engram_row_ids(ctx, table, loaded_.model().token_map[2], batch.ngrams);
     got.insert(got.end(), rows.data, rows.data + rows.size());
   }
   EXPECT_EQ(got, want);
@@ -70,17 +75,18 @@ TEST_F(TinyFp32, LogitsAndDraftsAgreeEndToEndAtEveryLength) {
     for (const std::string length : {"short", "medium", "long"}) {
       const std::string prefix = "fp32." + length + ".";
       const std::vector<int32_t> ids = golden().token_ids(prefix + "token_ids");
-      Runner runner(loaded_.model(), loaded_.experts(), *kernels, kernel_context_);
-      SequenceState state(config());
+      LoneSequence sequence = lone_sequence(int64_t(ids.size()));
+      Runner runner(loaded_.model(), loaded_.experts(), sequence.store(), *kernels, kernel_context_);
+      const BatchSegment segment = sequence.append(ids, LogitsFor::kAll);
       std::vector<float> logits;
-      ASSERT_TRUE(runner.forward(state, ids, {.logits = LogitsFor::kAll, .feed_draft = true}, logits).ok());
+      ASSERT_TRUE(runner.forward({&segment, 1}, {.feed_draft = true}, logits).ok());
       const std::vector<float> want = golden().values<float>(prefix + "logits");
       ASSERT_EQ(logits.size(), want.size());
       EXPECT_GE(fraction_of_rows_within(logits, want, size_t(config().vocab_size), 1e-3f), 0.95)
           << prefix << kernels->name;
 
       const int32_t anchor = int32_t(golden().values<int64_t>(prefix + "draft.anchor")[0]);
-      const Result<Draft> draft = runner.draft(state, anchor);
+      const Result<Draft> draft = runner.draft(sequence.slot(), sequence.num_tokens(), anchor);
       ASSERT_TRUE(draft.has_value());
       EXPECT_EQ(draft.value().tokens, golden().token_ids(prefix + "draft.tokens")) << prefix;
       const std::vector<float> confidences = golden().values<float>(prefix + "draft.confidence");
@@ -143,63 +149,68 @@ TEST_P(TinySublayers, AttentionAgreesGivenTheGoldenInputsAndSharedState) {
   Arena arena;
   LayerContext ctx = context(arena);
   const Model& model = loaded_.model();
-  const int64_t num_tokens = int64_t(golden().token_ids(mode() + ".medium.token_ids").size());
-  std::vector<int64_t> positions;
-  for (int64_t t = 0; t < num_tokens; ++t) positions.push_back(t);
-  SequenceState state(config());
-  AttentionStep step{.positions = positions,
-                     .window_rope = make_rope_table(ctx, positions, model.window_frequencies),
-                     .compressed_rope = make_rope_table(ctx, positions, model.compressed_frequencies),
+  const std::vector<int32_t> ids = golden().token_ids(mode() + ".medium.token_ids");
+  const int64_t num_tokens = int64_t(ids.size());
+  LoneSequence sequence = lone_sequence(num_tokens);
+  KvStore& store = sequence.store();
+  const BatchSegment segment = sequence.append(ids, LogitsFor::kNone);
+  const BatchRows rows = make_batch_rows(ctx, model, store, {&segment, 1});
+  AttentionStep step{.rows = rows,
+                     .store = store,
+                     .fresh = FreshKeys(ctx, store, config().num_hidden_layers, num_tokens),
+                     .window_rope = make_rope_table(ctx, rows.positions, model.window_frequencies),
+                     .compressed_rope = make_rope_table(ctx, rows.positions, model.compressed_frequencies),
                      .compressed_frequencies = model.compressed_frequencies,
-                     .selection = {},
-                     .candidates = {}};
+                     .open_groups = OpenGroups(ctx, store, rows),
+                     .selection = make_selection(ctx, num_tokens),
+                     .candidates = make_candidates(ctx, num_tokens)};
+  // What a source wrote for others must agree; then they get the golden rows.
+  const auto exchange_rows = [&](int64_t l, StateKind kind, const std::string& what, int64_t width) {
+    std::vector<float> want = values(l, what), got(want.size());
+    const int64_t num_rows = int64_t(want.size()) / width;
+    const StatePlane& plane = store.layout().plane(kind, l);
+    std::vector<std::byte*> addresses;
+    for (int64_t r = 0; r < num_rows; ++r) addresses.push_back(store.row(plane, segment.block_table, r));
+    const std::vector<const std::byte*> stored(addresses.begin(), addresses.end());
+    ctx.kernels.unpack_keys(kernel_context_, store.key_format(kind), stored, {got.data(), {num_rows, width}});
+    expect_agreement(got.data(), want, size_t(width), name(l, what));
+    ctx.kernels.pack_keys(kernel_context_, {want.data(), {num_rows, width}}, store.key_format(kind), addresses);
+  };
   for (int64_t l = 0; l < config().num_hidden_layers; ++l) {
     LayerInfo layer = model.layers[size_t(l)];
     std::vector<float> input = values(l, "attn.in");
     const Matrix<float> x(input.data(), {num_tokens, config().hidden_size});
-    CompressedRows* rows = nullptr;
-    if (layer.reads_compressed_rows()) {
-      const auto source = std::find(config().kv_source_layer_ids.begin(), config().kv_source_layer_ids.end(), layer.kv_source);
-      rows = &state.compressed[size_t(source - config().kv_source_layer_ids.begin())];
-    }
     const AttentionWeights& weights = model.weights.layers[size_t(l)].attention;
 
     // First as the model runs it: what the layer leaves for others must agree.
-    WindowRows window(config().sliding_window - 1, config().head_dim);
-    Matrix<float> out = attention(ctx, weights, layer, x, step, window, rows);
+    Matrix<float> out = attention(ctx, weights, layer, l, x, step);
     if (layer.owns_compressor) {
-      const std::vector<float> kv = values(l, "attn.compressed_kv"), keys = values(l, "attn.index_keys");
-      ASSERT_EQ(rows->kv.size(), kv.size());
-      expect_agreement(rows->kv.data(), kv, size_t(config().head_dim), name(l, "compressed_kv"));
-      expect_agreement(rows->index_keys.data(), keys, size_t(config().index_head_dim), name(l, "index_keys"));
-      rows->kv = kv;
-      rows->index_keys = keys;
+      exchange_rows(l, StateKind::kCompressedRow, "attn.compressed_kv", config().head_dim);
+      exchange_rows(l, StateKind::kIndexKey, "attn.index_keys", config().index_head_dim);
     }
     if (layer.owns_index) {
       // Selections differ only where scores nearly tie.
       const std::vector<uint8_t> mask = golden().values<uint8_t>(name(l, "attn.selected_rows"));
       const int64_t num_rows = golden().shape(name(l, "attn.selected_rows"))[1];
       int64_t differences = 0, total = 0;
-      Selection want;
-      want.row_begin.push_back(0);
       for (int64_t t = 0; t < num_tokens; ++t) {
+        std::vector<int32_t> want;
         for (int64_t j = 0; j < num_rows; ++j) {
-          if (mask[size_t(t * num_rows + j)]) want.rows.push_back(int32_t(j));
+          if (mask[size_t(t * num_rows + j)]) want.push_back(int32_t(j));
         }
-        want.row_begin.push_back(int64_t(want.rows.size()));
-        std::vector<int32_t> got(step.selection.rows.begin() + step.selection.row_begin[size_t(t)],
-                                 step.selection.rows.begin() + step.selection.row_begin[size_t(t) + 1]);
-        EXPECT_EQ(int64_t(got.size()), want.row_begin[size_t(t) + 1] - want.row_begin[size_t(t)]);
-        for (int32_t j : got) differences += !mask[size_t(t * num_rows + j)];
-        total += int64_t(got.size());
+        int32_t* got = step.selection.rows.row(t);
+        int32_t& count = step.selection.counts[size_t(t)];
+        EXPECT_EQ(size_t(count), want.size());
+        for (int32_t i = 0; i < count; ++i) differences += !mask[size_t(t * num_rows + got[i])];
+        total += count;
+        std::copy(want.begin(), want.end(), got);
+        count = int32_t(want.size());
       }
       EXPECT_LE(differences, total / 50) << name(l, "selected_rows");
-      step.selection = want;
     }
     // Then again on the golden shared state alone.
     layer.owns_compressor = layer.owns_index = false;
-    WindowRows again(config().sliding_window - 1, config().head_dim);
-    out = attention(ctx, weights, layer, x, step, again, rows);
+    out = attention(ctx, weights, layer, l, x, step);
     expect_agreement(out.data, values(l, "attn.out"), size_t(config().hidden_size), name(l, "attn.out"));
   }
 }
@@ -212,9 +223,9 @@ TEST_P(TinySublayers, ExpertsAgreeGivenTheGoldenInputs) {
     ctx.trace = &trace;
     std::vector<float> input = values(l, "ffn.in");
     const Matrix<float> x(input.data(), {int64_t(input.size()) / config().hidden_size, config().hidden_size});
-    const std::vector<uint8_t> no_image(size_t(x.shape[0]), 0);
+    const std::vector<RowKind> kinds(size_t(x.shape[0]), RowKind::kText);
     const Result<Matrix<float>> out = moe(ctx, loaded_.model().weights.layers[size_t(l)].moe, loaded_.experts(), l,
-                                          config().num_experts_per_tok, x, no_image);
+                                          config().num_experts_per_tok, x, kinds);
     ASSERT_TRUE(out.has_value());
     EXPECT_EQ(trace.ids().at("ffn.experts").values, golden().values<int32_t>(name(l, "ffn.experts"))) << l;
     expect_agreement(out.value().data, values(l, "ffn.out"), size_t(config().hidden_size), name(l, "ffn.out"));
@@ -294,17 +305,18 @@ class OneAnswer {
     const ScopedFpEnvironment fp;
     ThreadPool pool(threads);
     KernelContext kernel_context(pool);
-    Runner runner(loaded_.model(), loaded_.experts(), kernels, kernel_context);
-    SequenceState state(loaded_.model().config);
+    LoneSequence sequence = std::move(
+        LoneSequence::create(loaded_.model().config, loaded_.model().numerics, int64_t(ids_.size())).value());
+    Runner runner(loaded_.model(), loaded_.experts(), sequence.store(), kernels, kernel_context);
     Answer answer;
     std::vector<float> part;
     for (size_t begin = 0; begin < ids_.size(); begin += chunk) {
       const size_t count = std::min(chunk, ids_.size() - begin);
-      MR_CHECK(runner.forward(state, std::span(ids_).subspan(begin, count),
-                              {.logits = LogitsFor::kAll, .feed_draft = true}, part).ok());
+      const BatchSegment segment = sequence.append(std::span(ids_).subspan(begin, count), LogitsFor::kAll);
+      MR_CHECK(runner.forward({&segment, 1}, {.feed_draft = true}, part).ok());
       answer.logits.insert(answer.logits.end(), part.begin(), part.end());
     }
-    const Result<Draft> draft = runner.draft(state, 7);
+    const Result<Draft> draft = runner.draft(sequence.slot(), sequence.num_tokens(), 7);
     MR_CHECK(draft.has_value());
     answer.draft = draft.value();
     return answer;

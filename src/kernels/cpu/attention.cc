@@ -3,7 +3,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/attention.cc"
 #include "hwy/foreach_target.h"  // must come before highway.h
-#include "kernels/cpu/lanes-inl.h"
+#include "kernels/cpu/keys-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace millrace::HWY_NAMESPACE {
@@ -19,13 +19,14 @@ void transpose_heads(const float* q, int64_t head_stride, int64_t size, int64_t 
   }
 }
 
-// ---- Attention. One item is a token and a tile of heads: lanes are heads for the scores and the
-// softmax, dims for the values. Every key row is read once per tile and pass.
+// ---- Attention. A token's keys become floats first, once for all its heads where there are enough
+// tokens to share out. Then tile by tile of heads: lanes are heads for the scores and the softmax,
+// dims for the values.
 
 constexpr int64_t kHeadVectors = 2;  // of a tile
 
 struct HeadTile {
-  const float* const* rows;  // [keys] the key rows, in logical order
+  const float* rows;  // [keys, size] in logical order
   int64_t keys, size, heads;
   int64_t width;       // heads, rounded up to whole vectors
   const float* query;  // [size, width]
@@ -41,7 +42,7 @@ HWY_NOINLINE void dot_keys(const HeadTile& tile, int64_t key, bool swapped) {
   const float* row[kKeys];
   FloatVector acc[kKeys][kVectors];
   for (int j = 0; j < kKeys; ++j) {
-    row[j] = tile.rows[key + j];
+    row[j] = tile.rows + (key + j) * tile.size;
     for (int v = 0; v < kVectors; ++v) acc[j][v] = hn::Zero(tag);
   }
   constexpr int64_t kWidth = kVectors * kLanes;
@@ -110,7 +111,7 @@ HWY_NOINLINE void add_values(const HeadTile& tile, int64_t begin, int64_t end, i
   }
   for (int64_t n = begin; n < end; ++n) {
     const int64_t j = nth(n, end, swapped);
-    const float* row = tile.rows[j] + d;
+    const float* row = tile.rows + j * tile.size + d;
     const float* weights = tile.scores + j * tile.width + head;
     FloatVector value[kVectors];
     for (int v = 0; v < kVectors; ++v) value[v] = access.load(row + v * kLanes);
@@ -189,60 +190,66 @@ void attention(KernelContext& ctx, TensorView<const float, 3> q, const Attention
   const int64_t tokens = q.shape[0], heads = q.shape[1], size = q.shape[2];
   Dims("attention").bind('T', tokens).bind('H', heads).bind('D', size)
       .bind('T', out.shape[0]).bind('H', out.shape[1]).bind('D', out.shape[2])
-      .bind('H', int64_t(sink.size())).bind('D', keys.window.shape[1])
-      .bind('T', int64_t(keys.window_begin.size())).bind('T', int64_t(keys.window_count.size()))
-      .bind('S', tokens + 1).bind('S', int64_t(keys.selected_begin.size()));
+      .bind('H', int64_t(sink.size())).bind('T', int64_t(keys.window.size()))
+      .bind('T', int64_t(keys.block_tables.size())).bind('T', int64_t(keys.num_selected.size()));
   int64_t most_keys = 0;
   for (size_t t = 0; t < size_t(tokens); ++t) {
-    const int64_t selected = keys.selected_begin[t + 1] - keys.selected_begin[t];
-    const int64_t count = keys.window_count[t] + selected;
+    const int64_t count = num_keys(keys, t);
     most_keys = count > most_keys ? count : most_keys;
   }
   constexpr int64_t kTile = kHeadVectors * kLanes;
   const int64_t tiles = (heads + kTile - 1) / kTile;
-  // Scratch of a thread: the transposed queries and the scores of a tile, and the key rows.
-  const int64_t floats = (size + most_keys) * kTile;
-  const size_t bytes = size_t(floats) * sizeof(float) + size_t(most_keys) * sizeof(const float*);
-  const int64_t cost = (most_keys + 1) * size;
-  each_item(ctx, tokens * tiles, cost, [&](int64_t item, int thread_idx) HWY_ATTR {
-    const size_t t = size_t(item / tiles);
-    const int64_t first_head = item % tiles * kTile;
+  // With few tokens, tiles are shared out, too, and each thread unpacks the keys for its own.
+  const int64_t parts = tokens < 2 * ctx.pool().num_threads() ? tiles : 1;
+  // Scratch of a thread: the transposed queries and the scores of a tile, which start at whole
+  // vectors, the addresses of the keys, and the keys.
+  const int64_t tile_floats = (size + most_keys) * kTile;
+  const size_t bytes = size_t(tile_floats + most_keys * size) * sizeof(float) +
+                       size_t(most_keys) * sizeof(std::byte*);
+  const int64_t cost = (most_keys + 1) * size * tiles / parts;
+  each_item(ctx, tokens * parts, cost, [&](int64_t item, int thread_idx) HWY_ATTR {
+    const size_t t = size_t(item / parts);
     float* query = static_cast<float*>(ctx.scratch(thread_idx, bytes));
     float* scores = query + size * kTile;
-    const float** rows = reinterpret_cast<const float**>(query + floats);
+    const auto** addresses = reinterpret_cast<const std::byte**>(query + tile_floats);
+    float* rows = reinterpret_cast<float*>(addresses + most_keys);
 
-    int64_t count = 0;
-    for (int32_t j = 0; j < keys.window_count[t]; ++j) {
-      rows[count++] = keys.window.row(keys.window_begin[t] + j);
+    const int64_t count = num_keys(keys, t), in_window = num_window_keys(keys, t);
+    list_keys(keys, t, size, addresses);
+    for (int64_t j = 0; j < count; ++j) {
+      unpack_row(j < in_window ? keys.window_format : keys.compressed.format, addresses[j], size,
+                 rows + j * size);
     }
-    for (int64_t s = keys.selected_begin[t]; s < keys.selected_begin[t + 1]; ++s) {
-      rows[count++] = keys.compressed.row(keys.selected[size_t(s)]);
-    }
-    const int64_t tile_heads = heads - first_head < kTile ? heads - first_head : kTile;
-    const int64_t width = tile_heads <= kLanes ? kLanes : kTile;
-    transpose_heads(q.row(t, first_head), q.stride[1], size, tile_heads, width, query);
-    const HeadTile tile{rows, count, size, tile_heads, width, query, scores};
-    const TensorView<float, 2> tile_out(out.row(t, first_head), {tile_heads, size},
-                                        {out.stride[1], 1});
-    const float* tile_sink = sink.data() + first_head;
-    if (width == kLanes) {
-      attend<1>(tile, tile_sink, scale, tile_out, rounding);
-    } else {
-      attend<kHeadVectors>(tile, tile_sink, scale, tile_out, rounding);
+    const int64_t part = item % parts;
+    for (int64_t i = part * tiles / parts; i < (part + 1) * tiles / parts; ++i) {
+      const int64_t first_head = i * kTile;
+      const int64_t tile_heads = heads - first_head < kTile ? heads - first_head : kTile;
+      const int64_t width = tile_heads <= kLanes ? kLanes : kTile;
+      transpose_heads(q.row(int64_t(t), first_head), q.stride[1], size, tile_heads, width, query);
+      const HeadTile tile{rows, count, size, tile_heads, width, query, scores};
+      const TensorView<float, 2> tile_out(out.row(int64_t(t), first_head), {tile_heads, size},
+                                          {out.stride[1], 1});
+      const float* tile_sink = sink.data() + first_head;
+      if (width == kLanes) {
+        attend<1>(tile, tile_sink, scale, tile_out, rounding);
+      } else {
+        attend<kHeadVectors>(tile, tile_sink, scale, tile_out, rounding);
+      }
     }
   });
 }
 
-void compress_pairs(KernelContext& ctx, Matrix<const float> a, Matrix<const float> b,
-                    Matrix<float> out, Rounding rounding) {
-  Dims("compress_pairs").bind('T', a.shape[0]).bind('D', a.shape[1]).bind('T', b.shape[0])
-      .bind('D', b.shape[1]).bind('T', 2 * out.shape[0]).bind('D', out.shape[1]);
+void compress_pairs(KernelContext& ctx, std::span<const float* const> a,
+                    std::span<const float* const> b, Matrix<float> out, Rounding rounding) {
+  Dims("compress_pairs").bind('T', int64_t(a.size())).bind('T', int64_t(b.size()))
+      .bind('T', 2 * out.shape[0]);
   const bool mutant = mutated("compress_pairs");
   each_piece(ctx, out.shape[0], out.shape[1], 16,
              [&](int64_t j, int64_t begin, int64_t end) HWY_ATTR {
+    const size_t first = size_t(2 * j), second = first + 1;
     each_vector(begin, end, [&](auto access, int64_t d) HWY_ATTR {
-      const FloatVector a0 = access.load(a.row(2 * j) + d), a1 = access.load(a.row(2 * j + 1) + d);
-      const FloatVector b0 = access.load(b.row(2 * j) + d), b1 = access.load(b.row(2 * j + 1) + d);
+      const FloatVector a0 = access.load(a[first] + d), a1 = access.load(a[second] + d);
+      const FloatVector b0 = access.load(b[first] + d), b1 = access.load(b[second] + d);
       const FloatVector largest = hn::Max(b0, b1);
       const FloatVector e0 = exp_lanes(hn::Sub(b0, largest)), e1 = exp_lanes(hn::Sub(b1, largest));
       const FloatVector sum = hn::Add(e0, e1);
@@ -305,10 +312,12 @@ void index_dots_all_heads(const float* query, int64_t width, int64_t size, const
   }
 }
 
-// The chain over h of fma(weights[h], max(dots[j][h], 0), .) for the keys j of an access.
+// The chain over h of fma(weights[h] * weight_scale, max(dots[j][h], 0), .) for the keys j of an
+// access.
 template <class Access>
 FloatVector index_chain(const Access& access, const float* dots, int64_t width,
-                        const float* weights, int64_t heads, bool swapped) {
+                        const float* weights, float weight_scale, int64_t heads,
+                        bool swapped) {
   const FloatTag tag;
   FloatVector score = hn::Zero(tag);
   for (int64_t n = 0; n < heads; ++n) {
@@ -317,31 +326,33 @@ FloatVector index_chain(const Access& access, const float* dots, int64_t width,
     for (int64_t j = 0; j < access.count; ++j) column[j] = dots[j * width + h];
     const FloatVector dot = hn::Load(tag, column);
     const FloatVector positive = hn::IfThenZeroElse(hn::Lt(dot, hn::Zero(tag)), dot);
-    score = fused_multiply_add(hn::Set(tag, weights[h]), positive, score);
+    score = fused_multiply_add(hn::Set(tag, weights[h] * weight_scale), positive, score);
   }
   return score;
 }
 
 void index_scores(KernelContext& ctx, TensorView<const float, 3> q, Matrix<const float> weights,
-                  Matrix<const float> keys, std::span<const int64_t> num_visible,
-                  Matrix<float> scores) {
+                  float weight_scale, const PagedRows& keys,
+                  std::span<const int32_t* const> block_tables,
+                  std::span<const int64_t> num_visible, std::span<float* const> scores) {
   const int64_t tokens = q.shape[0], heads = q.shape[1], size = q.shape[2];
   Dims("index_scores").bind('T', tokens).bind('H', heads).bind('D', size)
-      .bind('T', weights.shape[0]).bind('H', weights.shape[1]).bind('D', keys.shape[1])
-      .bind('T', int64_t(num_visible.size())).bind('T', scores.shape[0]);
+      .bind('T', weights.shape[0]).bind('H', weights.shape[1])
+      .bind('T', int64_t(block_tables.size())).bind('T', int64_t(num_visible.size()))
+      .bind('T', int64_t(scores.size()));
   MR_CHECK_OP(size % kQuantBlock, ==, 0);
   int64_t most_visible = 0;
   for (int64_t visible : num_visible) {
-    MR_CHECK_OP(visible, <=, scores.shape[1]);
     most_visible = visible > most_visible ? visible : most_visible;
   }
   const bool swapped_dots = mutated("index_scores/dots");
   const bool swapped_heads = mutated("index_scores/heads");
-  // An item is a block of keys and a token: the block stays in the cache for all tokens. One
-  // token alone is split finer; its queries are transposed once per thread.
+  // An item is a block of keys and a token. Tokens in a row that share a table of blocks share the
+  // unpacked keys, too.
   const int64_t key_block = tokens == 1 ? 64 : 256;
   const int64_t key_blocks = (most_visible + key_block - 1) / key_block;
   const int64_t width = (heads + kLanes - 1) / kLanes * kLanes;
+  const int64_t row_bytes = key_row_bytes(keys.format, size);
   constexpr int kKeys = 3;
   constexpr int64_t kTile = kKeys * kLanes;  // keys between two chains over the heads
   const int64_t cost = (key_block < most_visible ? key_block : most_visible) * heads * size / 4;
@@ -349,9 +360,12 @@ void index_scores(KernelContext& ctx, TensorView<const float, 3> q, Matrix<const
   if (count == 0) return;
   const int64_t grain = count * cost < kWorthSplitting ? count : 1;
   ctx.pool().parallel_for(count, grain, [&](int64_t begin, int64_t end, int thread_idx) HWY_ATTR {
-    float* query = ctx.scratch<float>(thread_idx, (size + kTile) * width);
+    float* query = ctx.scratch<float>(thread_idx, (size + kTile) * width + key_block * size);
     float* dots = query + size * width;
-    int64_t transposed = -1;  // the token whose queries are in `query`
+    float* rows = dots + kTile * width;  // [key_block, size]
+    int64_t transposed = -1;             // the token whose queries are in `query`
+    const int32_t* unpacked_table = nullptr;  // whose keys are in `rows`:
+    int64_t unpacked_first = 0, unpacked_last = 0;
     for (int64_t item = begin; item < end; ++item) {
       const int64_t t = item % tokens, first = item / tokens * key_block;
       const int64_t visible = num_visible[size_t(t)];
@@ -361,21 +375,31 @@ void index_scores(KernelContext& ctx, TensorView<const float, 3> q, Matrix<const
         transpose_heads(q.row(t, 0), q.stride[1], size, heads, width, query);
         transposed = t;
       }
+      const int32_t* table = block_tables[size_t(t)];
+      if (table != unpacked_table || first != unpacked_first) {
+        unpacked_table = table;
+        unpacked_first = unpacked_last = first;
+      }
+      for (; unpacked_last < last; ++unpacked_last) {
+        unpack_row(keys.format, keys.row(table, unpacked_last, row_bytes), size,
+                   rows + (unpacked_last - first) * size);
+      }
       for (int64_t tile = first; tile < last; tile += kTile) {
         const int64_t tile_keys = tile + kTile < last ? kTile : last - tile;
+        const float* tile_rows = rows + (tile - first) * size;
         int64_t j = 0;
         for (; j + kKeys <= tile_keys; j += kKeys) {
-          index_dots_all_heads<kKeys>(query, width, size, keys.row(tile + j), keys.stride[0],
-                                      swapped_dots, dots + j * width);
+          index_dots_all_heads<kKeys>(query, width, size, tile_rows + j * size, size, swapped_dots,
+                                      dots + j * width);
         }
         for (; j < tile_keys; ++j) {
-          index_dots_all_heads<1>(query, width, size, keys.row(tile + j), keys.stride[0],
-                                  swapped_dots, dots + j * width);
+          index_dots_all_heads<1>(query, width, size, tile_rows + j * size, size, swapped_dots,
+                                  dots + j * width);
         }
         each_vector(0, tile_keys, [&](auto access, int64_t i) HWY_ATTR {
-          const FloatVector score =
-              index_chain(access, dots + i * width, width, weights.row(t), heads, swapped_heads);
-          access.store(score, scores.row(t) + tile + i);
+          const FloatVector score = index_chain(access, dots + i * width, width, weights.row(t),
+                                                weight_scale, heads, swapped_heads);
+          access.store(score, scores[size_t(t)] + tile + i);
         });
       }
     }

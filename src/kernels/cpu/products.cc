@@ -584,16 +584,20 @@ void matmul_fp8(KernelContext& ctx, Matrix<const float> x, const Fp8Matrix& w, M
   multiply<Fp8Format>(ctx, x, w, out, rounding);
 }
 
-void matmul_fp4_f32(KernelContext& ctx, Matrix<const float> x, const Fp4Matrix& w,
+// Only fp32 numerics, which are there for comparison, come here: row by row will do.
+void matmul_fp4_f32(KernelContext& ctx, Matrix<const float> x, const RowGroups& groups,
                     Matrix<float> out, Rounding rounding) {
-  Dims("matmul_fp4_f32")
-      .bind('T', x.shape[0])
-      .bind('K', x.shape[1])
-      .bind('N', w.n)
-      .bind('K', w.k)
-      .bind('T', out.shape[0])
-      .bind('N', out.shape[1]);
-  multiply<Fp4Format>(ctx, x, w, out, rounding);
+  for (const RowGroups::Group& group : groups.groups) {
+    Dims("matmul_fp4_f32")
+        .bind('K', x.shape[1])
+        .bind('K', group.w.k)
+        .bind('N', group.w.n)
+        .bind('N', out.shape[1]);
+    for (int64_t r = group.begin; r < group.end; ++r) {
+      const int64_t in = groups.x_rows[size_t(r)], to = groups.out_rows[size_t(r)];
+      multiply<Fp4Format>(ctx, x.rows(in, in + 1), group.w, out.rows(to, to + 1), rounding);
+    }
+  }
 }
 
 void matmul_bf16(KernelContext& ctx, Matrix<const float> x, const Bf16Matrix& w, Matrix<float> out,

@@ -222,10 +222,12 @@ HWY_INLINE void add_strip(const Rows& weights, const float* scales /*[kStrip][kL
   if constexpr (kOneRow) hn::Store(sum, d, acc);
 }
 
-// Outputs [begin, end) of `rows` rows of x, whose blocks are [K / 32][rows].
+// Outputs [begin, end) of `rows` rows of x, whose blocks are [K / 32][rows]; row t goes to row
+// out_rows[t] of `out`.
 template <bool kOneRow>
-void multiply(const Fp4Matrix& w, const Block* blocks, int64_t rows, Matrix<float> out,
-              Rounding rounding, int64_t begin, int64_t end, float* acc /*[rows][kLanes]*/) {
+void multiply(const Fp4Matrix& w, const Block* blocks, int64_t rows, const int32_t* out_rows,
+              Matrix<float> out, Rounding rounding, int64_t begin, int64_t end,
+              float* acc /*[rows][kLanes]*/) {
   const FloatTag d;
   const int64_t num_blocks = w.k / kBlock;
   const int64_t row_bytes = w.k / 2;
@@ -257,47 +259,82 @@ void multiply(const Fp4Matrix& w, const Block* blocks, int64_t rows, Matrix<floa
     for (int64_t t = 0; t < rows; ++t) {
       HWY_ALIGN float result[kLanes];
       hn::Store(rounded(hn::Load(d, acc + t * kLanes), rounding), d, result);
-      __builtin_memcpy(out.row(t) + n, result, size_t(count) * sizeof(float));
+      __builtin_memcpy(out.row(out_rows[t]) + n, result, size_t(count) * sizeof(float));
     }
   }
 }
 
-void matmul_fp4(KernelContext& ctx, Fp8Rows x, const Fp4Matrix& w, Matrix<float> out,
-                Rounding rounding) {
-  const int64_t num_rows = x.codes.shape[0], num_blocks = w.k / kBlock;
-  Dims("matmul_fp4")
-      .bind('T', num_rows)
-      .bind('K', x.codes.shape[1])
-      .bind('N', w.n)
-      .bind('K', w.k)
-      .bind('T', out.shape[0])
-      .bind('N', out.shape[1])
-      .bind('T', x.scales.shape[0])
-      .bind('B', x.scales.shape[1])
-      .bind('B', num_blocks);
+// Work is counted in units, so that threads get equal shares of it whatever the groups: a unit is
+// kLanes outputs of one row. Reading and decoding the weights counts as kDecodeRows rows more.
+constexpr int64_t kDecodeRows = 2;
+
+int64_t units_per_column(const RowGroups::Group& group) {
+  return group.end == group.begin ? 0 : group.end - group.begin + kDecodeRows;
+}
+
+// The part of a group's outputs that lies in [begin, end) of its units.
+void multiply_group(KernelContext& ctx, int thread_idx, Fp8Rows x, const RowGroups& groups,
+                    const RowGroups::Group& group, int64_t begin, int64_t end, Matrix<float> out,
+                    Rounding rounding) {
+  const Fp4Matrix& w = group.w;
+  const int64_t units = units_per_column(group);
+  const int64_t first = (begin + units - 1) / units * kLanes;
+  const int64_t beyond = (end + units - 1) / units * kLanes;
+  const int64_t last = beyond < w.n ? beyond : w.n;
+  if (first >= last) return;
+  const int64_t num_blocks = w.k / kBlock;
   // Rows that are prepared at a time: their blocks stay in the second-level cache.
   constexpr int64_t kCacheBytes = 256 * 1024, kMaxRows = 64;
   const int64_t fitting = kCacheBytes / (num_blocks * int64_t(sizeof(Block)));
   const int64_t chunk = fitting < 8 ? 8 : fitting < kMaxRows ? fitting : kMaxRows;
-  for (int64_t t0 = 0; t0 < num_rows; t0 += chunk) {
-    const int64_t rows = num_rows - t0 < chunk ? num_rows - t0 : chunk;
-    // The blocks are everybody's, and live with the first thread's own accumulators.
+  for (int64_t r0 = group.begin; r0 < group.end; r0 += chunk) {
+    const int64_t rows = group.end - r0 < chunk ? group.end - r0 : chunk;
     const int64_t acc_size = rows * kLanes;
     const int64_t blocks_size = rows * num_blocks * int64_t(sizeof(Block) / sizeof(float));
-    float* first_acc = ctx.scratch<float>(0, acc_size + blocks_size);
-    auto* blocks = reinterpret_cast<Block*>(first_acc + acc_size);
-    ctx.pool().parallel_for(rows * num_blocks, 8, [&](int64_t begin, int64_t end, int) {
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t t = t0 + i / num_blocks, b = i % num_blocks;
-        prepare_block(x.codes.row(t) + b * kBlock, x.scales.row(t)[b], blocks[b * rows + t - t0]);
+    float* acc = ctx.scratch<float>(thread_idx, acc_size + blocks_size);
+    auto* blocks = reinterpret_cast<Block*>(acc + acc_size);
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t t = groups.x_rows[size_t(r0 + r)];
+      for (int64_t b = 0; b < num_blocks; ++b) {
+        prepare_block(x.codes.row(t) + b * kBlock, x.scales.row(t)[b], blocks[b * rows + r]);
       }
-    });
-    ctx.pool().parallel_for(w.n, kLanes, [&](int64_t begin, int64_t end, int thread_idx) {
-      float* acc = thread_idx == 0 ? first_acc : ctx.scratch<float>(thread_idx, acc_size);
-      const auto multiply_part = rows == 1 ? multiply<true> : multiply<false>;
-      multiply_part(w, blocks, rows, out.rows(t0, t0 + rows), rounding, begin, end, acc);
-    });
+    }
+    const auto multiply_part = rows == 1 ? multiply<true> : multiply<false>;
+    multiply_part(w, blocks, rows, &groups.out_rows[size_t(r0)], out, rounding, first, last, acc);
   }
+}
+
+void matmul_fp4(KernelContext& ctx, Fp8Rows x, const RowGroups& groups, Matrix<float> out,
+                Rounding rounding) {
+  int64_t total = 0, products = 0;
+  for (const RowGroups::Group& group : groups.groups) {
+    const Fp4Matrix& w = group.w;
+    Dims("matmul_fp4")
+        .bind('K', x.codes.shape[1])
+        .bind('K', w.k)
+        .bind('N', w.n)
+        .bind('N', out.shape[1])
+        .bind('T', x.codes.shape[0])
+        .bind('T', x.scales.shape[0])
+        .bind('B', x.scales.shape[1])
+        .bind('B', w.k / kBlock);
+    total += units_per_column(group) * ((w.n + kLanes - 1) / kLanes);
+    products += (group.end - group.begin) * w.n * w.k;
+  }
+  if (total == 0) return;
+  const int64_t grain = products < kProductsWorthSplitting ? total : 1;
+  ctx.pool().parallel_for(total, grain, [&](int64_t begin, int64_t end, int thread_idx) {
+    int64_t offset = 0;  // of a group's units
+    for (const RowGroups::Group& group : groups.groups) {
+      const int64_t size = units_per_column(group) * ((group.w.n + kLanes - 1) / kLanes);
+      const int64_t from = begin > offset ? begin - offset : 0;
+      const int64_t to = end < offset + size ? end - offset : size;
+      if (from < to) {
+        multiply_group(ctx, thread_idx, x, groups, group, from, to, out, rounding);
+      }
+      offset += size;
+    }
+  });
 }
 
 }  // namespace

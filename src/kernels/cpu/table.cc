@@ -16,6 +16,7 @@ namespace millrace::HWY_NAMESPACE {
 void add_products(KernelTable& table);
 void add_products_fp4(KernelTable& table);
 void add_quantize(KernelTable& table);
+void add_keys(KernelTable& table);
 void add_norm(KernelTable& table);
 void add_attention(KernelTable& table);
 void add_engram(KernelTable& table);
@@ -28,6 +29,7 @@ const KernelTable& kernels() {
     add_products(table);
     add_products_fp4(table);
     add_quantize(table);
+    add_keys(table);
     add_norm(table);
     add_attention(table);
     add_engram(table);

@@ -14,20 +14,25 @@ void attention(KernelContext&, TensorView<const float, 3> q, const AttentionKeys
   const int64_t size = q.shape[2];
   Dims("attention").bind('T', q.shape[0]).bind('H', q.shape[1]).bind('D', size)
       .bind('T', out.shape[0]).bind('H', out.shape[1]).bind('D', out.shape[2])
-      .bind('H', int64_t(sink.size())).bind('D', keys.window.shape[1])
-      .bind('T', int64_t(keys.window_begin.size())).bind('T', int64_t(keys.window_count.size()))
-      .bind('S', q.shape[0] + 1).bind('S', int64_t(keys.selected_begin.size()));
+      .bind('H', int64_t(sink.size())).bind('T', int64_t(keys.window.size()))
+      .bind('T', int64_t(keys.block_tables.size())).bind('T', int64_t(keys.num_selected.size()));
+  std::vector<const std::byte*> addresses;
+  std::vector<float> values;  // [keys, D]
   std::vector<const float*> rows;
   std::vector<float> e;
   for (size_t t = 0; t < size_t(q.shape[0]); ++t) {
-    rows.clear();
-    for (int32_t j = 0; j < keys.window_count[t]; ++j) {
-      rows.push_back(keys.window.row(keys.window_begin[t] + j));
+    const size_t count = size_t(num_keys(keys, t));
+    addresses.resize(count);
+    rows.resize(count);
+    e.resize(count);
+    values.resize(count * size_t(size));
+    list_keys(keys, t, size, addresses.data());
+    for (size_t j = 0; j < count; ++j) {
+      const bool in_window = int64_t(j) < num_window_keys(keys, t);
+      float* row = values.data() + j * size_t(size);
+      unpack_row(in_window ? keys.window_format : keys.compressed.format, addresses[j], size, row);
+      rows[j] = row;
     }
-    for (int64_t s = keys.selected_begin[t]; s < keys.selected_begin[t + 1]; ++s) {
-      rows.push_back(keys.compressed.row(keys.selected[size_t(s)]));
-    }
-    e.resize(rows.size());
     for (int64_t h = 0; h < q.shape[1]; ++h) {
       const float* query = q.row(t, h);
       float largest = -1e30f;
@@ -53,46 +58,51 @@ void attention(KernelContext&, TensorView<const float, 3> q, const AttentionKeys
   }
 }
 
-void compress_pairs(KernelContext&, Matrix<const float> a, Matrix<const float> b,
-                    Matrix<float> out, Rounding rounding) {
-  Dims("compress_pairs").bind('T', a.shape[0]).bind('D', a.shape[1]).bind('T', b.shape[0])
-      .bind('D', b.shape[1]).bind('T', 2 * out.shape[0]).bind('D', out.shape[1]);
+void compress_pairs(KernelContext&, std::span<const float* const> a,
+                    std::span<const float* const> b, Matrix<float> out, Rounding rounding) {
+  Dims("compress_pairs").bind('T', int64_t(a.size())).bind('T', int64_t(b.size()))
+      .bind('T', 2 * out.shape[0]);
   for (int64_t j = 0; j < out.shape[0]; ++j) {
+    const float *a0 = a[size_t(2 * j)], *a1 = a[size_t(2 * j + 1)];
     for (int64_t d = 0; d < out.shape[1]; ++d) {
-      const float b0 = b.row(2 * j)[d], b1 = b.row(2 * j + 1)[d];
+      const float b0 = b[size_t(2 * j)][d], b1 = b[size_t(2 * j + 1)][d];
       const float largest = std::max(b0, b1);
       const float e0 = exp_f32(b0 - largest), e1 = exp_f32(b1 - largest);
       const float sum = e0 + e1;
-      const float acc = std::fma(a.row(2 * j + 1)[d], e1 / sum, a.row(2 * j)[d] * (e0 / sum));
+      const float acc = std::fma(a1[d], e1 / sum, a0[d] * (e0 / sum));
       out.row(j)[d] = rounded(acc, rounding);
     }
   }
 }
 
 void index_scores(KernelContext&, TensorView<const float, 3> q, Matrix<const float> weights,
-                  Matrix<const float> keys, std::span<const int64_t> num_visible,
-                  Matrix<float> scores) {
+                  float weight_scale, const PagedRows& keys,
+                  std::span<const int32_t* const> block_tables,
+                  std::span<const int64_t> num_visible, std::span<float* const> scores) {
   const int64_t size = q.shape[2];
   Dims("index_scores").bind('T', q.shape[0]).bind('H', q.shape[1]).bind('D', size)
-      .bind('T', weights.shape[0]).bind('H', weights.shape[1]).bind('D', keys.shape[1])
-      .bind('T', int64_t(num_visible.size())).bind('T', scores.shape[0]);
+      .bind('T', weights.shape[0]).bind('H', weights.shape[1])
+      .bind('T', int64_t(block_tables.size())).bind('T', int64_t(num_visible.size()))
+      .bind('T', int64_t(scores.size()));
   MR_CHECK_OP(size % kQuantBlock, ==, 0);
+  const int64_t row_bytes = key_row_bytes(keys.format, size);
+  std::vector<float> key(static_cast<size_t>(size));
   for (int64_t t = 0; t < q.shape[0]; ++t) {
-    MR_CHECK_OP(num_visible[size_t(t)], <=, scores.shape[1]);
     for (int64_t j = 0; j < num_visible[size_t(t)]; ++j) {
+      unpack_row(keys.format, keys.row(block_tables[size_t(t)], j, row_bytes), size, key.data());
       float score = 0;
       for (int64_t h = 0; h < q.shape[1]; ++h) {
         float dot = 0;
         for (int64_t block = 0; block < size; block += kQuantBlock) {
           float partial = 0;
           for (int64_t d = block; d < block + kQuantBlock; ++d) {
-            partial = std::fma(q.row(t, h)[d], keys.row(j)[d], partial);
+            partial = std::fma(q.row(t, h)[d], key[size_t(d)], partial);
           }
           dot += partial;
         }
-        score = std::fma(weights.row(t)[h], std::max(dot, 0.0f), score);
+        score = std::fma(weights.row(t)[h] * weight_scale, std::max(dot, 0.0f), score);
       }
-      scores.row(t)[j] = score;
+      scores[size_t(t)][j] = score;
     }
   }
 }

@@ -63,22 +63,6 @@ void fake_quantize_fp8(KernelContext&, Matrix<float> x) {
   }
 }
 
-void fake_quantize_nvfp4(KernelContext&, Matrix<float> x) {
-  constexpr int64_t kBlock = 16;
-  MR_CHECK_OP(x.shape[1] % kBlock, ==, 0);
-  for (int64_t t = 0; t < x.shape[0]; ++t) {
-    for (float* block = x.row(t); block < x.row(t) + x.shape[1]; block += kBlock) {
-      const uint32_t largest = amax_bits(block, kBlock);
-      if (!is_finite(largest)) {
-        std::fill(block, block + kBlock, kNaN);
-        continue;
-      }
-      const float amax = std::max(std::bit_cast<float>(largest), 6 * 0x1p-9f);
-      fp4_block(block, kBlock, e4m3_to_float(float_to_e4m3(std::min(amax / 6.0f, 448.0f))));
-    }
-  }
-}
-
 void fake_quantize_mxfp4(KernelContext&, Matrix<float> x) {
   MR_CHECK_OP(x.shape[1] % kQuantBlock, ==, 0);
   for (int64_t t = 0; t < x.shape[0]; ++t) {

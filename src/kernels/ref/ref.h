@@ -8,14 +8,16 @@
 namespace millrace::ref {
 
 void matmul_fp8(KernelContext&, Matrix<const float>, const Fp8Matrix&, Matrix<float>, Rounding);
-void matmul_fp4(KernelContext&, Fp8Rows, const Fp4Matrix&, Matrix<float>, Rounding);
-void matmul_fp4_f32(KernelContext&, Matrix<const float>, const Fp4Matrix&, Matrix<float>, Rounding);
+void matmul_fp4(KernelContext&, Fp8Rows, const RowGroups&, Matrix<float>, Rounding);
+void matmul_fp4_f32(KernelContext&, Matrix<const float>, const RowGroups&, Matrix<float>, Rounding);
 void matmul_bf16(KernelContext&, Matrix<const float>, const Bf16Matrix&, Matrix<float>, Rounding);
 
 void quantize_fp8(KernelContext&, Matrix<const float>, MutableFp8Rows);
 void fake_quantize_fp8(KernelContext&, Matrix<float>);
-void fake_quantize_nvfp4(KernelContext&, Matrix<float>);
 void fake_quantize_mxfp4(KernelContext&, Matrix<float>);
+
+void pack_keys(KernelContext&, Matrix<const float>, KeyFormat, std::span<std::byte* const>);
+void unpack_keys(KernelContext&, KeyFormat, std::span<const std::byte* const>, Matrix<float>);
 
 void rms_norm(KernelContext&, Matrix<const float>, std::span<const bf16>, float, Matrix<float>,
               Rounding);
@@ -31,10 +33,11 @@ void hc_mean(KernelContext&, Matrix<const float>, int, Matrix<float>, Rounding);
 
 void attention(KernelContext&, TensorView<const float, 3>, const AttentionKeys&,
                std::span<const float>, float, TensorView<float, 3>, Rounding);
-void compress_pairs(KernelContext&, Matrix<const float>, Matrix<const float>, Matrix<float>,
-                    Rounding);
-void index_scores(KernelContext&, TensorView<const float, 3>, Matrix<const float>,
-                  Matrix<const float>, std::span<const int64_t>, Matrix<float>);
+void compress_pairs(KernelContext&, std::span<const float* const>, std::span<const float* const>,
+                    Matrix<float>, Rounding);
+void index_scores(KernelContext&, TensorView<const float, 3>, Matrix<const float>, float,
+                  const PagedRows&, std::span<const int32_t* const>, std::span<const int64_t>,
+                  std::span<float* const>);
 
 void gather_fp8(KernelContext&, const Fp8Table&, Matrix<const int64_t>, Matrix<float>);
 void engram_update(KernelContext&, Matrix<const float>, std::span<const bf16>,
@@ -46,5 +49,8 @@ void swiglu(KernelContext&, Matrix<const float>, Matrix<const float>, std::span<
             Matrix<float>, Rounding);
 void combine_experts(KernelContext&, TensorView<const float, 3>, Matrix<const float>, Matrix<float>,
                      Rounding);
+
+// One row of keys to floats.
+void unpack_row(KeyFormat format, const std::byte* row, int64_t width, float* out);
 
 }  // namespace millrace::ref

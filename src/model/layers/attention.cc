@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "model/layers/compressor.h"
-
 namespace millrace {
 namespace {
 
 // Output projection, first half: each group of heads has its own rows of wo_a. The only fp8
-// weight whose input is not quantised (spec 3.6).
+// weight whose input is not quantised.
 Matrix<float> grouped_output(LayerContext& ctx, const Fp8Matrix& wo_a,
                              TensorView<const float, 3> o) {
   const int64_t groups = ctx.config.o_groups, rank = ctx.config.o_lora_rank;
@@ -24,24 +22,13 @@ Matrix<float> grouped_output(LayerContext& ctx, const Fp8Matrix& wo_a,
   return out;
 }
 
-// Positions [p - sliding_window + 1, p] of every token, as rows of `window`.
-void window_ranges(const ModelConfig& config, std::span<const int64_t> positions,
-                   const WindowRows& window, std::span<int32_t> begin, std::span<int32_t> count) {
-  const int64_t first_held = window.end_position() - window.rows().shape[0];
-  for (size_t t = 0; t < positions.size(); ++t) {
-    const int64_t first = std::max<int64_t>(0, positions[t] - config.sliding_window + 1);
-    MR_CHECK_OP(first, >=, first_held);
-    begin[t] = int32_t(first - first_held);
-    count[t] = int32_t(positions[t] - first + 1);
-  }
-}
-
-void record_selection(LayerContext& ctx, const Selection& selection, int64_t num_rows) {
+void record_selection(LayerContext& ctx, const AttentionStep& step, int64_t ratio) {
   if (ctx.trace == nullptr) return;
-  for (size_t t = 0; t + 1 < selection.row_begin.size(); ++t) {
+  for (int64_t t = 0; t < step.rows.num_rows(); ++t) {
+    const int32_t* first = step.selection.rows.row(t);
+    const int64_t num_rows = num_visible_rows(step.rows.positions.back(), ratio);
     ctx.trace->add_selection(ctx.trace_prefix + "attn.selected_rows", num_rows,
-                             {selection.rows.begin() + selection.row_begin[t],
-                              selection.rows.begin() + selection.row_begin[t + 1]});
+                             {first, first + step.selection.counts[size_t(t)]});
   }
 }
 
@@ -53,7 +40,6 @@ Matrix<float> window_keys(LayerContext& ctx, const AttentionWeights& weights,
   norm(ctx, kv, weights.kv_norm);
   ctx.kernels.rope(ctx.kernel_context, {kv.data, {kv.shape[0], 1, kv.shape[1]}}, rope.cos,
                    rope.sin, false, ctx.rounding());
-  if (ctx.numerics == Numerics::kReference) ctx.kernels.fake_quantize_fp8(ctx.kernel_context, kv);
   return kv;
 }
 
@@ -81,44 +67,46 @@ Matrix<float> attend_and_project(LayerContext& ctx, const AttentionWeights& weig
 }
 
 Matrix<float> attention(LayerContext& ctx, const AttentionWeights& weights, const LayerInfo& layer,
-                        Matrix<const float> x, AttentionStep& step, WindowRows& window,
-                        CompressedRows* rows) {
-  const int64_t num_tokens = x.shape[0];
+                        int64_t layer_idx, Matrix<const float> x, AttentionStep& step) {
+  const BatchRows& rows = step.rows;
+  const KvLayout& layout = step.store.layout();
   const bool compressed = layer.reads_compressed_rows();
   const RopeTable& rope = compressed ? step.compressed_rope : step.window_rope;
   const AttentionInputs in = attention_inputs(ctx, weights, x, rope);
-  const Matrix<float> new_keys = window.append(num_tokens);
-  std::copy_n(in.kv.data, in.kv.size(), new_keys.data);
+  pack_fresh(ctx, step.fresh, layer_idx, 0, in.kv);
 
-  const size_t count = size_t(num_tokens);
-  const std::span<int32_t> window_begin(ctx.arena.allocate<int32_t>(num_tokens), count);
-  const std::span<int32_t> window_count(ctx.arena.allocate<int32_t>(num_tokens), count);
-  window_ranges(ctx.config, step.positions, window, window_begin, window_count);
-  AttentionKeys keys{.window = window.rows(),
-                     .compressed = {nullptr, {0, ctx.config.head_dim}},
-                     .window_begin = window_begin,
-                     .window_count = window_count,
+  const StatePlane& ring = layout.plane(StateKind::kWindowRing, layer_idx);
+  AttentionKeys keys{.window_format = step.fresh.format(),
+                     .ring_offset = ring.values_offset,
+                     .ring_slots = ring.num_rows,
+                     .fresh = step.fresh.layer(layer_idx),
+                     .window = rows.window,
+                     .compressed = {},
+                     .block_tables = rows.block_tables,
                      .selected = {},
-                     .selected_begin = {}};
-  if (compressed) {
-    // A source's rows of this call are written before they are read in it.
-    if (layer.owns_compressor) {
-      compress(ctx, *weights.compressor, layer.compress_ratio, x, step.compressed_frequencies,
-               *rows);
-    }
-    if (layer.owns_index) {
-      select_rows(ctx, *weights.indexer, layer, x, in.q_latent, step.positions, rope, *rows,
-                  step.selection, step.candidates);
-      record_selection(ctx, step.selection, rows->num_rows);
-    }
-    keys.compressed = {rows->kv.data(), {rows->num_rows, ctx.config.head_dim}};
-    keys.selected = step.selection.rows;
-    keys.selected_begin = step.selection.row_begin;
+                     .num_selected = {}};
+  if (!compressed) {
+    const std::span<int32_t> none(ctx.arena.allocate<int32_t>(rows.num_rows()),
+                                  size_t(rows.num_rows()));
+    std::fill(none.begin(), none.end(), 0);
+    keys.num_selected = none;
     return attend_and_project(ctx, weights, in.q, keys, rope);
   }
-  const std::span<int64_t> none(ctx.arena.allocate<int64_t>(num_tokens + 1), count + 1);
-  std::fill(none.begin(), none.end(), 0);
-  keys.selected_begin = none;
+  // A source's rows of this call are written before they are read in it.
+  if (layer.owns_compressor) {
+    compress(ctx, *weights.compressor, layer_idx, layer.compress_ratio, x, rows,
+             step.compressed_frequencies, step.store, step.open_groups);
+  }
+  if (layer.owns_index) {
+    const PagedRows index_keys =
+        step.store.paged_rows(layout.plane(StateKind::kIndexKey, layer.kv_source));
+    select_rows(ctx, *weights.indexer, layer, x, in.q_latent, rows, rope, index_keys,
+                step.selection, step.candidates);
+    record_selection(ctx, step, layer.compress_ratio);
+  }
+  keys.compressed = step.store.paged_rows(layout.plane(StateKind::kCompressedRow, layer.kv_source));
+  keys.selected = step.selection.rows;
+  keys.num_selected = step.selection.counts;
   return attend_and_project(ctx, weights, in.q, keys, rope);
 }
 

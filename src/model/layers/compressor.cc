@@ -1,76 +1,182 @@
 #include "model/layers/compressor.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace millrace {
 namespace {
 
-// The projection `weight x` with the open group's token, if any, in front: [open + T, head_dim].
-Matrix<float> project_after_open(LayerContext& ctx, Matrix<const float> x, const Bf16Matrix& weight,
-                                 const std::vector<float>& open) {
-  const int64_t offset = open.empty() ? 0 : 1;
-  const Matrix<float> out = ctx.matrix(offset + x.shape[0], weight.n);
-  std::copy(open.begin(), open.end(), out.data);
-  ctx.kernels.matmul_bf16(ctx.kernel_context, x, weight, out.rows(offset, out.shape[0]),
-                          Rounding::kNone);
-  return out;
+template <class T>
+std::span<T> allocate(LayerContext& ctx, int64_t count) {
+  return {ctx.arena.allocate<T>(count), size_t(count)};
 }
 
-void keep_open(Matrix<const float> projected, std::vector<float>& open) {
-  const bool is_odd = projected.shape[0] % 2 != 0;
-  const float* last = projected.row(projected.shape[0] - 1);
-  open.assign(last, last + (is_odd ? projected.shape[1] : 0));
+// The rows that a call completes, segment after segment.
+struct CompletedRows {
+  std::span<const int64_t> positions;  // of each row's first token
+  std::span<std::byte*> rows, index_keys;  // where they go
+};
+
+CompletedRows completed_rows(LayerContext& ctx, const StatePlane& row_plane,
+                             const StatePlane& key_plane, int64_t ratio, const BatchRows& rows,
+                             KvStore& store) {
+  int64_t count = 0;
+  for (const SegmentRows& in : rows.segments) {
+    if (in.state == nullptr) continue;
+    count += int64_t(in.segment->tokens.size()) / ratio - in.segment->first_position / ratio;
+  }
+  const auto positions = allocate<int64_t>(ctx, count);
+  const CompletedRows completed{positions, allocate<std::byte*>(ctx, count),
+                                allocate<std::byte*>(ctx, count)};
+  size_t i = 0;
+  for (const SegmentRows& in : rows.segments) {
+    if (in.state == nullptr) continue;
+    const int64_t end = int64_t(in.segment->tokens.size()) / ratio;
+    for (int64_t row = in.segment->first_position / ratio; row < end; ++row, ++i) {
+      positions[i] = row * ratio;
+      completed.rows[i] = store.row(row_plane, in.segment->block_table, row);
+      completed.index_keys[i] = store.row(key_plane, in.segment->block_table, row);
+    }
+  }
+  return completed;
 }
 
-// The latents of all groups that are complete now, before the norm.
-Matrix<float> pooled_latents(LayerContext& ctx, const CompressorWeights& weights, int64_t ratio,
-                             Matrix<const float> x, CompressedRows& rows) {
-  if (ratio == 1) return linear(ctx, x, weights.wkv, ctx.rounding());
-  MR_CHECK_OP(ratio, ==, 2);
-  const Matrix<float> value = project_after_open(ctx, x, weights.wkv, rows.open_value);
-  const Matrix<float> gate = project_after_open(ctx, x, *weights.wgate, rows.open_gate);
-  const int64_t groups = value.shape[0] / 2;
-  const Matrix<float> latents = ctx.matrix(groups, value.shape[1]);
-  ctx.kernels.compress_pairs(ctx.kernel_context, value.rows(0, 2 * groups),
-                             gate.rows(0, 2 * groups), latents, ctx.rounding());
-  keep_open(value, rows.open_value);
-  keep_open(gate, rows.open_gate);
-  return latents;
+// Where the value and the gate of each token of the completed pairs are: rows of this call or,
+// for a first token of an earlier call, the sequence's slot. Tokens left over are kept.
+struct Pairs {
+  std::span<const float*> value, gate;  // [2 * number of rows]
+};
+
+Pairs pair_up(LayerContext& ctx, const StatePlane& open_plane, Matrix<const float> value,
+              Matrix<const float> gate, const BatchRows& rows, int64_t count,
+              OpenGroups& open_groups) {
+  const int64_t width = value.shape[1];
+  const Pairs pairs{allocate<const float*>(ctx, 2 * count), allocate<const float*>(ctx, 2 * count)};
+  size_t i = 0;
+  for (size_t s = 0; s < rows.segments.size(); ++s) {
+    const SegmentRows& in = rows.segments[s];
+    if (in.state == nullptr) continue;
+    if (in.segment->first_position % 2 != 0) {
+      const auto* open = reinterpret_cast<const float*>(in.state + open_plane.values_offset);
+      pairs.value[i] = open;
+      pairs.gate[i++] = open + width;
+    }
+    for (int64_t r = in.begin; r < in.end; ++r) {
+      if (r + 1 == in.end && rows.positions[size_t(r)] % 2 == 0) {
+        float* kept = open_groups.put(open_plane, int64_t(s));
+        std::copy_n(value.row(r), width, kept);
+        std::copy_n(gate.row(r), width, kept + width);
+        continue;
+      }
+      pairs.value[i] = value.row(r);
+      pairs.gate[i++] = gate.row(r);
+    }
+  }
+  MR_CHECK_OP(i, ==, pairs.value.size());
+  return pairs;
 }
 
-void append(std::vector<float>& to, Matrix<const float> rows) {
-  to.insert(to.end(), rows.data, rows.data + rows.size());
+// A ratio-1 call without pads completes one row per token, in order; pads are passed over.
+Matrix<float> rows_of_sequences(Matrix<float> x, const BatchRows& rows) {
+  int64_t kept = 0;
+  for (const SegmentRows& in : rows.segments) {
+    for (int64_t r = in.begin; in.state != nullptr && r < in.end; ++r, ++kept) {
+      if (kept != r) std::copy_n(x.row(r), x.shape[1], x.row(kept));
+    }
+  }
+  return x.rows(0, kept);
+}
+
+void record_keys(LayerContext& ctx, const char* name, KeyFormat format, int64_t width,
+                 std::span<std::byte* const> rows) {
+  if (ctx.trace == nullptr) return;
+  const Matrix<float> values = ctx.matrix(int64_t(rows.size()), width);
+  const auto addresses = allocate<const std::byte*>(ctx, int64_t(rows.size()));
+  std::copy(rows.begin(), rows.end(), addresses.begin());
+  ctx.kernels.unpack_keys(ctx.kernel_context, format, addresses, values);
+  ctx.record(name, values);
 }
 
 }  // namespace
 
-void compress(LayerContext& ctx, const CompressorWeights& weights, int64_t ratio,
-              Matrix<const float> x, std::span<const float> rope_frequencies,
-              CompressedRows& rows) {
-  const Matrix<float> latents = pooled_latents(ctx, weights, ratio, x, rows);
-  const int64_t count = latents.shape[0];
+OpenGroups::OpenGroups(LayerContext& ctx, const KvStore& store, const BatchRows& rows) {
+  int64_t count = 0;
+  for (const StatePlane& plane : store.layout().slot_planes) {
+    count += plane.kind == StateKind::kOpenGroup;
+  }
+  sources_ = allocate<Source>(ctx, count);
+  size_t i = 0;
+  for (const StatePlane& plane : store.layout().slot_planes) {
+    if (plane.kind != StateKind::kOpenGroup) continue;
+    // Allocated here and not where it is filled: it must outlive the layer.
+    const auto kept = allocate<float*>(ctx, int64_t(rows.segments.size()));
+    std::fill(kept.begin(), kept.end(), nullptr);
+    for (size_t s = 0; s < kept.size(); ++s) {
+      const SegmentRows& in = rows.segments[s];
+      if (in.state != nullptr && in.segment->tokens.size() % 2 != 0) {
+        kept[s] = ctx.arena.allocate<float>(plane.value_bytes / int64_t(sizeof(float)));
+      }
+    }
+    sources_[i++] = {&plane, kept};
+  }
+}
+
+float* OpenGroups::put(const StatePlane& plane, int64_t segment_idx) {
+  for (const Source& source : sources_) {
+    if (source.plane == &plane) return source.kept[size_t(segment_idx)];
+  }
+  MR_CHECK(!"not an open group");
+  return nullptr;
+}
+
+void OpenGroups::commit(const BatchRows& rows) const {
+  for (const Source& source : sources_) {
+    for (size_t s = 0; s < source.kept.size(); ++s) {
+      if (source.kept[s] == nullptr) continue;
+      std::memcpy(rows.segments[s].state + source.plane->values_offset, source.kept[s],
+                  size_t(source.plane->value_bytes));
+    }
+  }
+}
+
+void compress(LayerContext& ctx, const CompressorWeights& weights, int64_t layer_idx,
+              int64_t ratio, Matrix<const float> x, const BatchRows& rows,
+              std::span<const float> rope_frequencies, KvStore& store, OpenGroups& open_groups) {
+  const KvLayout& layout = store.layout();
+  const StatePlane& row_plane = layout.plane(StateKind::kCompressedRow, layer_idx);
+  const StatePlane& key_plane = layout.plane(StateKind::kIndexKey, layer_idx);
+  const CompletedRows completed = completed_rows(ctx, row_plane, key_plane, ratio, rows, store);
+  const int64_t count = int64_t(completed.positions.size());
+
+  Matrix<float> latents;
+  if (ratio == 1) {
+    latents = rows_of_sequences(linear(ctx, x, weights.wkv, ctx.rounding()), rows);
+  } else {
+    MR_CHECK_OP(ratio, ==, 2);
+    const Pairs pairs = pair_up(ctx, layout.plane(StateKind::kOpenGroup, layer_idx),
+                                linear(ctx, x, weights.wkv, Rounding::kNone),
+                                linear(ctx, x, *weights.wgate, Rounding::kNone), rows, count,
+                                open_groups);
+    latents = ctx.matrix(count, weights.wkv.n);
+    ctx.kernels.compress_pairs(ctx.kernel_context, pairs.value, pairs.gate, latents,
+                               ctx.rounding());
+  }
   if (count == 0) return;
   norm(ctx, latents, weights.norm);
   // The index key is made from the latent before its rotation.
   const Matrix<float> keys = linear(ctx, latents, weights.index_wk, ctx.rounding());
   norm(ctx, keys, weights.index_norm);
-
-  const std::span<int64_t> positions(ctx.arena.allocate<int64_t>(count), size_t(count));
-  for (int64_t i = 0; i < count; ++i) positions[size_t(i)] = (rows.num_rows + i) * ratio;
-  const RopeTable table = make_rope_table(ctx, positions, rope_frequencies);
+  const RopeTable table = make_rope_table(ctx, completed.positions, rope_frequencies);
   for (const Matrix<float>& m : {latents, keys}) {
     ctx.kernels.rope(ctx.kernel_context, {m.data, {count, 1, m.shape[1]}}, table.cos, table.sin,
                      false, ctx.rounding());
   }
-  if (ctx.numerics == Numerics::kReference) {
-    ctx.kernels.fake_quantize_nvfp4(ctx.kernel_context, latents);
-    ctx.kernels.fake_quantize_mxfp4(ctx.kernel_context, keys);
-  }
-  append(rows.kv, latents);
-  append(rows.index_keys, keys);
-  rows.num_rows += count;
-  ctx.record("attn.compressed_kv", latents);
-  ctx.record("attn.index_keys", keys);
+  const KeyFormat row_format = store.key_format(StateKind::kCompressedRow);
+  const KeyFormat key_format = store.key_format(StateKind::kIndexKey);
+  ctx.kernels.pack_keys(ctx.kernel_context, latents, row_format, completed.rows);
+  ctx.kernels.pack_keys(ctx.kernel_context, keys, key_format, completed.index_keys);
+  record_keys(ctx, "attn.compressed_kv", row_format, latents.shape[1], completed.rows);
+  record_keys(ctx, "attn.index_keys", key_format, keys.shape[1], completed.index_keys);
 }
 
 }  // namespace millrace

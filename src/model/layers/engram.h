@@ -1,7 +1,6 @@
 #pragma once
 
 #include <span>
-#include <vector>
 
 #include "model/layers/layer_context.h"
 #include "model/weights.h"
@@ -9,12 +8,11 @@
 
 namespace millrace {
 
-// Table rows of every token of a call (spec 3.9).
-//   tail        compressed ids of the tokens before the call, newest first
-//   compressed  [T] compressed ids of the call's tokens; kEngramDead where hashing must not look
+// Table rows of every token of a call.
+//   ngrams  [T, engram_max_ngram_size] compressed ids, newest first; kEngramDead where hashing must
+//           not look
 Matrix<const int64_t> engram_row_ids(LayerContext& ctx, const EngramTable& table,
-                                     int64_t compressed_pad, std::span<const int32_t> tail,
-                                     std::span<const int32_t> compressed);
+                                     int64_t compressed_pad, Matrix<const int32_t> ngrams);
 
 // Adds the memory read at each token to its residual streams, in place.
 //   dead  [T] 1 at positions that get nothing

@@ -4,15 +4,14 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 namespace millrace {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Scores of a tile of tokens are kept at once: [tile, rows].
-constexpr int64_t kTileTokens = 64;
+// Scores that are kept at once: those of a tile of tokens.
+constexpr int64_t kTileScores = int64_t{1} << 24;
 
 struct Queries {
   TensorView<const float, 3> q;  // [T, index_n_heads, index_head_dim]
@@ -26,23 +25,19 @@ Queries make_queries(LayerContext& ctx, const IndexerWeights& weights, Matrix<co
   const TensorView<float, 3> by_head(q.data, {q.shape[0], heads, size});
   ctx.kernels.rope(ctx.kernel_context, by_head, rope.cos, rope.sin, false, ctx.rounding());
   if (ctx.numerics == Numerics::kReference) ctx.kernels.fake_quantize_mxfp4(ctx.kernel_context, q);
-  const Matrix<float> w = linear(ctx, x, weights.weights_proj, ctx.rounding());
-  // The projection is rounded, its scale is not rounded again (spec 3.8).
-  const float scale = float(1.0 / std::sqrt(double(size) * double(heads)));
-  for (int64_t i = 0; i < w.size(); ++i) w.data[i] *= scale;
-  return {by_head, w};
+  return {by_head, linear(ctx, x, weights.weights_proj, ctx.rounding())};
 }
 
 // Keeps the best blocks of one token's scores; the one with the newest row is always kept.
-void keep_candidate_blocks(const ModelConfig& config, std::span<const float> scores,
-                           Candidates& candidates) {
+int32_t keep_candidate_blocks(const ModelConfig& config, std::span<const float> scores,
+                              std::span<float> best, std::span<uint64_t> keys, int32_t* blocks) {
   const int64_t size = config.candidate_block_size, visible = int64_t(scores.size());
-  std::vector<float> best(size_t((visible + size - 1) / size), -kInfinity);
+  std::fill(best.begin(), best.end(), -kInfinity);
   for (int64_t j = 0; j < visible; ++j) {
     best[size_t(j / size)] = std::max(best[size_t(j / size)], scores[size_t(j)]);
   }
   if (visible > 0) best.back() = kInfinity;
-  select_top_k(best, config.candidate_topk_blocks, candidates.blocks);
+  return select_top_k(best, config.candidate_topk_blocks, keys, blocks);
 }
 
 void mask_outside(std::span<const int32_t> blocks, int64_t block_size, std::span<float> scores) {
@@ -64,67 +59,129 @@ uint32_t ordered_bits(float x) {
   return (u & 0x80000000u) ? ~u : u | 0x80000000u;
 }
 
+// What one layer does with the scores of its tokens.
+struct Selector {
+  LayerContext& ctx;
+  const LayerInfo& layer;
+  Selection& selection;
+  Candidates& candidates;
+
+  int64_t candidate_rows() const {
+    return ctx.config.candidate_topk_blocks * ctx.config.candidate_block_size;
+  }
+  bool needs_scores(int64_t visible) const {
+    return visible > ctx.config.index_topk ||
+           ((layer.is_candidate_source || layer.is_candidate_filtered) &&
+            visible > candidate_rows());
+  }
+  void take_all(size_t t, int64_t visible) const {
+    for (int64_t j = 0; j < visible; ++j) selection.rows.row(int64_t(t))[j] = int32_t(j);
+    selection.counts[t] = int32_t(visible);
+    if (layer.is_candidate_source) candidates.counts[t] = kAllBlocks;
+  }
+  void take_best(size_t t, std::span<float> scores, int thread_idx) const {
+    const size_t visible = scores.size();
+    const size_t block_size = size_t(std::max<int64_t>(ctx.config.candidate_block_size, 1));
+    const size_t num_blocks = (visible + block_size - 1) / block_size;
+    auto* keys = ctx.kernel_context.scratch<uint64_t>(thread_idx, int64_t(visible + num_blocks));
+    const std::span<uint64_t> all_keys(keys, visible);
+    if (layer.is_candidate_source) {
+      const bool all = int64_t(visible) <= candidate_rows();
+      const std::span<float> best(reinterpret_cast<float*>(keys + visible), num_blocks);
+      candidates.counts[t] = all ? kAllBlocks
+                                 : keep_candidate_blocks(ctx.config, scores, best, all_keys,
+                                                         candidates.blocks.row(int64_t(t)));
+    }
+    if (layer.is_candidate_filtered && candidates.counts[t] != kAllBlocks) {
+      mask_outside({candidates.blocks.row(int64_t(t)), size_t(candidates.counts[t])},
+                   ctx.config.candidate_block_size, scores);
+    }
+    selection.counts[t] = select_top_k(scores, ctx.config.index_topk, all_keys,
+                                       selection.rows.row(int64_t(t)));
+  }
+};
+
+Matrix<int32_t> id_matrix(LayerContext& ctx, int64_t rows, int64_t columns) {
+  return {ctx.arena.allocate<int32_t>(rows * columns), {rows, columns}};
+}
+
+std::span<int32_t> counts(LayerContext& ctx, int64_t rows) {
+  return {ctx.arena.allocate<int32_t>(rows), size_t(rows)};
+}
+
 }  // namespace
 
-void select_top_k(std::span<const float> scores, int64_t k, std::vector<int32_t>& selected) {
+Selection make_selection(LayerContext& ctx, int64_t num_rows) {
+  return {id_matrix(ctx, num_rows, ctx.config.index_topk), counts(ctx, num_rows)};
+}
+
+Candidates make_candidates(LayerContext& ctx, int64_t num_rows) {
+  const bool has_filter = ctx.config.candidate_source_layer_id >= 0;
+  return {id_matrix(ctx, num_rows, has_filter ? ctx.config.candidate_topk_blocks : 0),
+          counts(ctx, num_rows)};
+}
+
+int32_t select_top_k(std::span<const float> scores, int64_t k, std::span<uint64_t> keys,
+                     int32_t* selected) {
   // One key orders by (score descending, index ascending): the smallest k keys are the selection.
-  std::vector<uint64_t> keys;
-  keys.reserve(scores.size());
+  int64_t count = 0;
   for (size_t j = 0; j < scores.size(); ++j) {
-    if (scores[j] > -kInfinity) keys.push_back(uint64_t(~ordered_bits(scores[j])) << 32 | j);
+    if (scores[j] > -kInfinity) keys[size_t(count++)] = uint64_t(~ordered_bits(scores[j])) << 32 | j;
   }
-  if (int64_t(keys.size()) > k) {
-    std::nth_element(keys.begin(), keys.begin() + k, keys.end());
-    keys.resize(size_t(k));
+  if (count > k) {
+    std::nth_element(keys.begin(), keys.begin() + k, keys.begin() + count);
+    count = k;
   }
-  const size_t first = selected.size();
-  for (uint64_t key : keys) selected.push_back(int32_t(uint32_t(key)));
-  std::sort(selected.begin() + int64_t(first), selected.end());
+  for (int64_t i = 0; i < count; ++i) selected[i] = int32_t(uint32_t(keys[size_t(i)]));
+  std::sort(selected, selected + count);
+  return int32_t(count);
 }
 
 void select_rows(LayerContext& ctx, const IndexerWeights& weights, const LayerInfo& layer,
-                 Matrix<const float> x, Matrix<const float> q_latent,
-                 std::span<const int64_t> positions, const RopeTable& rope,
-                 const CompressedRows& rows, Selection& selection, Candidates& candidates) {
-  const ModelConfig& config = ctx.config;
-  const Queries queries = make_queries(ctx, weights, x, q_latent, rope);
-  const int64_t num_tokens = int64_t(positions.size());
-  const Matrix<const float> keys(rows.index_keys.data(), {rows.num_rows, config.index_head_dim});
-  selection.rows.clear();
-  selection.row_begin.assign(1, 0);
-  if (layer.is_candidate_source) {
-    candidates.blocks.clear();
-    candidates.block_begin.assign(1, 0);
+                 Matrix<const float> x, Matrix<const float> q_latent, const BatchRows& rows,
+                 const RopeTable& rope, const PagedRows& index_keys, Selection& selection,
+                 Candidates& candidates) {
+  const Selector selector{ctx, layer, selection, candidates};
+  const size_t num_rows = size_t(rows.num_rows());
+  const std::span<int64_t> num_scored(ctx.arena.allocate<int64_t>(rows.num_rows()), num_rows);
+  bool any_scores = false;
+  for (size_t t = 0; t < num_rows; ++t) {
+    const int64_t visible = rows.kinds[t] == RowKind::kPad
+                                ? 0
+                                : num_visible_rows(rows.positions[t], layer.compress_ratio);
+    num_scored[t] = selector.needs_scores(visible) ? visible : 0;
+    any_scores |= num_scored[t] > 0;
+    if (num_scored[t] == 0) selector.take_all(t, visible);
   }
-  std::vector<int64_t> num_visible;
-  for (int64_t tile = 0; tile < num_tokens; tile += kTileTokens) {
+  if (!any_scores) return;
+
+  const Queries queries = make_queries(ctx, weights, x, q_latent, rope);
+  const float weight_scale =
+      float(1.0 / std::sqrt(double(ctx.config.index_head_dim) * double(ctx.config.index_n_heads)));
+  const std::span<float*> scores(ctx.arena.allocate<float*>(rows.num_rows()), num_rows);
+  for (size_t begin = 0, end = 0; begin < num_rows; begin = end) {
     const Arena::Scope scope(ctx.arena);
-    const int64_t end = std::min(tile + kTileTokens, num_tokens);
-    num_visible.clear();
-    for (int64_t t = tile; t < end; ++t) {
-      num_visible.push_back(num_visible_rows(positions[size_t(t)], layer.compress_ratio));
+    int64_t count = 0;
+    while (end < num_rows && (end == begin || count + num_scored[end] <= kTileScores)) {
+      count += num_scored[end++];
     }
-    const Matrix<float> scores = ctx.matrix(end - tile, num_visible.back());
-    TensorView<const float, 3> tile_queries = queries.q;
-    tile_queries.data = queries.q.row(tile, 0);
-    tile_queries.shape[0] = end - tile;
-    ctx.kernels.index_scores(ctx.kernel_context, tile_queries, queries.weights.rows(tile, end),
-                             keys, num_visible, scores);
-    for (int64_t t = tile; t < end; ++t) {
-      const std::span<float> visible(scores.row(t - tile), size_t(num_visible[size_t(t - tile)]));
-      if (layer.is_candidate_source) {
-        keep_candidate_blocks(config, visible, candidates);
-        candidates.block_begin.push_back(int64_t(candidates.blocks.size()));
-      }
-      if (layer.is_candidate_filtered) {
-        const int64_t begin = candidates.block_begin[size_t(t)];
-        const int64_t count = candidates.block_begin[size_t(t) + 1] - begin;
-        mask_outside(std::span(candidates.blocks).subspan(size_t(begin), size_t(count)),
-                     config.candidate_block_size, visible);
-      }
-      select_top_k(visible, config.index_topk, selection.rows);
-      selection.row_begin.push_back(int64_t(selection.rows.size()));
-    }
+    float* next = ctx.arena.allocate<float>(count);
+    for (size_t t = begin; t < end; next += num_scored[t++]) scores[t] = next;
+    TensorView<const float, 3> q = queries.q;
+    q.data = queries.q.row(int64_t(begin), 0);
+    q.shape[0] = int64_t(end - begin);
+    ctx.kernels.index_scores(ctx.kernel_context, q, queries.weights.rows(int64_t(begin), int64_t(end)),
+                             weight_scale, index_keys,
+                             rows.block_tables.subspan(begin, end - begin),
+                             num_scored.subspan(begin, end - begin),
+                             scores.subspan(begin, end - begin));
+    ctx.kernel_context.pool().parallel_for(
+        int64_t(end - begin), 1, [&](int64_t first, int64_t last, int thread_idx) {
+          for (size_t t = begin + size_t(first); t < begin + size_t(last); ++t) {
+            if (num_scored[t] == 0) continue;
+            selector.take_best(t, {scores[t], size_t(num_scored[t])}, thread_idx);
+          }
+        });
   }
 }
 

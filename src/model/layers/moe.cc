@@ -12,12 +12,12 @@ struct Routes {
 };
 
 Routes make_routes(LayerContext& ctx, const MoeWeights& weights, int64_t k, Matrix<const float> x,
-                   std::span<const uint8_t> is_image) {
+                   std::span<const RowKind> kinds) {
   const int64_t rows = x.shape[0];
   const Matrix<float> logits = linear(ctx, x, weights.gate, Rounding::kNone);
   const std::span<const float*> bias(ctx.arena.allocate<const float*>(rows), size_t(rows));
   for (size_t t = 0; t < bias.size(); ++t) {
-    bias[t] = is_image[t] ? weights.bias_vl.data() : weights.bias.data();
+    bias[t] = kinds[t] == RowKind::kImage ? weights.bias_vl.data() : weights.bias.data();
   }
   const Routes routes{{ctx.arena.allocate<int32_t>(rows * k), {rows, k}}, ctx.matrix(rows, k)};
   ctx.kernels.route(ctx.kernel_context, logits, bias, float(ctx.config.routed_scaling_factor),
@@ -37,38 +37,15 @@ class ExpertInput {
     fp8_ = quantised;
   }
 
-  // The rows of the given tokens, side by side.
-  ExpertInput gather(std::span<const int32_t> tokens) const {
-    ExpertInput part(ctx_);
-    part.x_ = gather(x_, tokens);
-    part.fp8_ = {gather(fp8_.codes, tokens), gather(fp8_.scales, tokens)};
-    return part;
-  }
-
-  Matrix<float> times(const Fp4Matrix& w) const {
+  void multiply(const RowGroups& groups, Matrix<float> out) const {
     if (ctx_.numerics == Numerics::kFp32) {
-      const Matrix<float> out = ctx_.matrix(x_.shape[0], w.n);
-      ctx_.kernels.matmul_fp4_f32(ctx_.kernel_context, x_, w, out, Rounding::kNone);
-      return out;
+      ctx_.kernels.matmul_fp4_f32(ctx_.kernel_context, x_, groups, out, Rounding::kNone);
+    } else {
+      ctx_.kernels.matmul_fp4(ctx_.kernel_context, fp8_, groups, out, Rounding::kBf16);
     }
-    const Matrix<float> out = ctx_.matrix(fp8_.codes.shape[0], w.n);
-    ctx_.kernels.matmul_fp4(ctx_.kernel_context, fp8_, w, out, Rounding::kBf16);
-    return out;
   }
 
  private:
-  explicit ExpertInput(LayerContext& ctx) : ctx_(ctx) {}
-
-  template <class T>
-  Matrix<const T> gather(Matrix<const T> from, std::span<const int32_t> tokens) const {
-    if (from.data == nullptr) return {};
-    const int64_t width = from.shape[1];
-    const Matrix<T> to(ctx_.arena.allocate<T>(int64_t(tokens.size()) * width),
-                       {int64_t(tokens.size()), width});
-    for (size_t i = 0; i < tokens.size(); ++i) std::copy_n(from.row(tokens[i]), width, to.row(i));
-    return to;
-  }
-
   LayerContext& ctx_;
   Matrix<const float> x_;
   Fp8Rows fp8_;  // empty in fp32 numerics
@@ -91,73 +68,110 @@ Matrix<float> shared_expert(LayerContext& ctx, const MoeWeights& weights, Matrix
   return linear(ctx, ctx.linear_input(z), weights.shared_w2);
 }
 
-// The (token, slot) pairs of a call in order of expert: slots[begin[e] .. begin[e + 1]) are
-// expert e's, tokens ascending.
+template <class T>
+std::span<T> allocate(LayerContext& ctx, int64_t count) {
+  return {ctx.arena.allocate<T>(count), size_t(count)};
+}
+
+// The (token, slot) pairs of a call in order of expert; tokens ascending within one.
 struct ByExpert {
-  std::span<int32_t> slots;  // token * k + slot
-  std::span<int64_t> begin;  // [E + 1]
+  std::span<int32_t> experts;  // that have rows, ascending
+  std::span<int64_t> begin;    // [experts + 1] where their rows begin
+  std::span<int32_t> tokens;   // [R]
+  std::span<int32_t> slots;    // [R] token * k + slot
+  std::span<int32_t> rows;     // [R] 0, 1, 2, ...
+  std::span<float> weights;    // [R]
 };
 
-ByExpert group_by_expert(LayerContext& ctx, Matrix<const int32_t> experts, int64_t num_experts) {
-  const int64_t count = experts.size();
-  const ByExpert groups{{ctx.arena.allocate<int32_t>(count), size_t(count)},
-                        {ctx.arena.allocate<int64_t>(num_experts + 1), size_t(num_experts) + 1}};
-  std::fill(groups.begin.begin(), groups.begin.end(), 0);
-  for (int64_t i = 0; i < count; ++i) ++groups.begin[size_t(experts.data[i]) + 1];
-  for (size_t e = 1; e < groups.begin.size(); ++e) groups.begin[e] += groups.begin[e - 1];
-  const std::span<int64_t> next(ctx.arena.allocate<int64_t>(num_experts), size_t(num_experts));
-  std::copy_n(groups.begin.begin(), num_experts, next.begin());
-  for (int64_t i = 0; i < count; ++i) {
-    groups.slots[size_t(next[size_t(experts.data[i])]++)] = int32_t(i);
+ByExpert group_by_expert(LayerContext& ctx, const Routes& routes, int64_t num_experts,
+                         std::span<const RowKind> kinds) {
+  const int64_t k = routes.experts.shape[1];
+  const auto next = allocate<int64_t>(ctx, num_experts + 1);  // row of the expert's next pair
+  std::fill(next.begin(), next.end(), 0);
+  for (size_t t = 0; t < kinds.size(); ++t) {
+    if (kinds[t] == RowKind::kPad) continue;
+    const int32_t* chosen = routes.experts.row(int64_t(t));
+    for (int64_t slot = 0; slot < k; ++slot) ++next[size_t(chosen[slot]) + 1];
+  }
+  const auto is_used = [&](size_t e) { return next[e + 1] > 0; };
+  int64_t num_used = 0;
+  for (size_t e = 0; e < size_t(num_experts); ++e) num_used += is_used(e);
+  ByExpert groups;
+  groups.experts = allocate<int32_t>(ctx, num_used);
+  groups.begin = allocate<int64_t>(ctx, num_used + 1);
+  size_t used = 0;
+  for (size_t e = 0; e < size_t(num_experts); ++e) {
+    if (is_used(e)) {
+      groups.experts[used] = int32_t(e);
+      groups.begin[used++] = next[e];
+    }
+    next[e + 1] += next[e];
+  }
+  const int64_t num_rows = groups.begin[used] = next[size_t(num_experts)];
+  groups.tokens = allocate<int32_t>(ctx, num_rows);
+  groups.slots = allocate<int32_t>(ctx, num_rows);
+  groups.rows = allocate<int32_t>(ctx, num_rows);
+  groups.weights = allocate<float>(ctx, num_rows);
+  for (size_t t = 0; t < kinds.size(); ++t) {
+    if (kinds[t] == RowKind::kPad) continue;
+    for (int64_t slot = 0; slot < k; ++slot) {
+      const size_t row = size_t(next[size_t(routes.experts.row(int64_t(t))[slot])]++);
+      groups.tokens[row] = int32_t(t);
+      groups.slots[row] = int32_t(int64_t(t) * k + slot);
+      groups.rows[row] = int32_t(row);
+      groups.weights[row] = routes.weights.row(int64_t(t))[slot];
+    }
   }
   return groups;
+}
+
+// One of an expert's three matrices for every group.
+RowGroups row_groups(LayerContext& ctx, const ByExpert& by_expert,
+                     std::span<const ExpertWeights> weights, Fp4Matrix ExpertWeights::*matrix,
+                     std::span<const int32_t> x_rows, std::span<const int32_t> out_rows) {
+  const auto groups = allocate<RowGroups::Group>(ctx, int64_t(by_expert.experts.size()));
+  for (size_t i = 0; i < groups.size(); ++i) {
+    groups[i] = {weights[size_t(by_expert.experts[i])].*matrix, by_expert.begin[i],
+                 by_expert.begin[i + 1]};
+  }
+  return {groups, x_rows, out_rows};
 }
 
 }  // namespace
 
 Result<Matrix<float>> moe(LayerContext& ctx, const MoeWeights& weights, ExpertSource& experts,
                           int64_t expert_layer, int64_t experts_per_token, Matrix<const float> x,
-                          std::span<const uint8_t> is_image) {
+                          std::span<const RowKind> kinds) {
   const int64_t rows = x.shape[0], k = experts_per_token, width = x.shape[1];
-  const Routes routes = make_routes(ctx, weights, k, x, is_image);
+  const Routes routes = make_routes(ctx, weights, k, x, kinds);
   if (ctx.trace != nullptr) {
     ctx.trace->add(ctx.trace_prefix + "ffn.experts", Matrix<const int32_t>(routes.experts));
   }
-  const ByExpert groups = group_by_expert(ctx, routes.experts, weights.gate.n);
-  std::vector<int32_t> wanted;
-  for (int32_t e = 0; e < weights.gate.n; ++e) {
-    if (groups.begin[size_t(e)] < groups.begin[size_t(e) + 1]) wanted.push_back(e);
-  }
-  ExpertLease lease = experts.acquire(expert_layer, wanted);
+  const ByExpert groups = group_by_expert(ctx, routes, weights.gate.n, kinds);
+  ExpertLease lease = experts.acquire(expert_layer, groups.experts);
   const Matrix<float> out = ctx.matrix(rows, width);
   const Matrix<float> shared = shared_expert(ctx, weights, x);
   const ExpertInput input(ctx, x);
   // Outputs stay apart per (token, slot), so that their sum has one order however they arrive.
-  const TensorView<float, 3> expert_out(ctx.arena.allocate<float>(rows * k * width),
-                                        {rows, k, width});
-  ASSIGN_OR_RETURN(const std::span<const ExpertWeights> loaded, lease.wait());
-  std::vector<int32_t> tokens;
-  std::vector<float> row_weight;
-  for (int32_t e : wanted) {
-    const Arena::Scope scope(ctx.arena);
-    const std::span<const int32_t> slots = groups.slots.subspan(
-        size_t(groups.begin[size_t(e)]),
-        size_t(groups.begin[size_t(e) + 1] - groups.begin[size_t(e)]));
-    tokens.clear();
-    row_weight.clear();
-    for (int32_t slot : slots) {
-      tokens.push_back(int32_t(slot / k));
-      row_weight.push_back(routes.weights.data[slot]);
-    }
-    const ExpertWeights& expert = loaded[size_t(e)];
-    const ExpertInput in = input.gather(tokens);
-    const Matrix<float> z = activate(ctx, in.times(expert.w1), in.times(expert.w3), row_weight);
-    const Matrix<float> y = ExpertInput(ctx, z).times(expert.w2);
-    for (size_t i = 0; i < slots.size(); ++i) {
-      std::copy_n(y.row(i), width, expert_out.data + slots[i] * width);
-    }
+  const Matrix<float> expert_out = ctx.matrix(rows * k, width);
+  for (size_t t = 0; t < kinds.size(); ++t) {
+    if (kinds[t] == RowKind::kPad) std::fill_n(expert_out.row(int64_t(t) * k), k * width, 0.0f);
   }
-  ctx.kernels.combine_experts(ctx.kernel_context, expert_out, shared, out, ctx.rounding());
+  ASSIGN_OR_RETURN(const std::span<const ExpertWeights> loaded, lease.wait());
+  const int64_t num_rows = int64_t(groups.rows.size());
+  const int64_t inner = ctx.config.moe_intermediate_size;
+  const Matrix<float> gate = ctx.matrix(num_rows, inner), up = ctx.matrix(num_rows, inner);
+  const auto product = [&](const ExpertInput& in, Fp4Matrix ExpertWeights::*matrix,
+                           std::span<const int32_t> x_rows, std::span<const int32_t> out_rows,
+                           Matrix<float> to) {
+    in.multiply(row_groups(ctx, groups, loaded, matrix, x_rows, out_rows), to);
+  };
+  product(input, &ExpertWeights::w1, groups.tokens, groups.rows, gate);
+  product(input, &ExpertWeights::w3, groups.tokens, groups.rows, up);
+  const ExpertInput z(ctx, activate(ctx, gate, up, groups.weights));
+  product(z, &ExpertWeights::w2, groups.rows, groups.slots, expert_out);
+  ctx.kernels.combine_experts(ctx.kernel_context, {expert_out.data, {rows, k, width}}, shared, out,
+                              ctx.rounding());
   return out;
 }
 

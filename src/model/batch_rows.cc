@@ -1,0 +1,107 @@
+#include "model/batch_rows.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace millrace {
+namespace {
+
+template <class T>
+std::span<T> allocate(LayerContext& ctx, int64_t count) {
+  return {ctx.arena.allocate<T>(count), size_t(count)};
+}
+
+// The window of the token at `position`: older keys from the ring, those of the call itself fresh.
+WindowKeys window_keys_at(const SegmentRows& rows, int64_t sliding_window, int64_t position) {
+  const int64_t first_of_call = rows.segment->first_position;
+  const int64_t first = std::max<int64_t>(0, position - sliding_window + 1);
+  const int64_t first_fresh = std::max(first, first_of_call);
+  return {.state = rows.state,
+          .first_position = first,
+          .num_in_ring = int32_t(std::max<int64_t>(0, first_of_call - first)),
+          .fresh_begin = int32_t(rows.begin + first_fresh - first_of_call),
+          .num_fresh = int32_t(position - first_fresh + 1)};
+}
+
+RowKind row_kind(const Model& model, const BatchSegment& segment, int64_t position) {
+  if (segment.is_padding) return RowKind::kPad;
+  const bool is_image = segment.tokens[size_t(position)] == model.config.image_token_id;
+  return is_image ? RowKind::kImage : RowKind::kText;
+}
+
+// Compressed id of a token, or kEngramDead where hashing must not look.
+int32_t compressed_id(const Model& model, const BatchSegment& segment, int64_t position) {
+  if (position < 0 || model.token_map.empty() ||
+      row_kind(model, segment, position) != RowKind::kText) {
+    return kEngramDead;
+  }
+  return model.token_map[size_t(segment.tokens[size_t(position)])];
+}
+
+}  // namespace
+
+BatchRows make_batch_rows(LayerContext& ctx, const Model& model, KvStore& store,
+                          std::span<const BatchSegment> segments) {
+  int64_t num_rows = 0;
+  for (const BatchSegment& segment : segments) num_rows += segment.num_rows();
+  const auto segment_rows = allocate<SegmentRows>(ctx, int64_t(segments.size()));
+  const auto positions = allocate<int64_t>(ctx, num_rows);
+  const auto kinds = allocate<RowKind>(ctx, num_rows);
+  const auto without_memory = allocate<uint8_t>(ctx, num_rows);
+  const auto token_ids = allocate<int32_t>(ctx, num_rows);
+  const auto window = allocate<WindowKeys>(ctx, num_rows);
+  const auto block_tables = allocate<const int32_t*>(ctx, num_rows);
+  const int64_t reach = model.config.engram_max_ngram_size;
+  const Matrix<int32_t> ngrams(ctx.arena.allocate<int32_t>(num_rows * reach), {num_rows, reach});
+  int64_t r = 0;
+  for (size_t s = 0; s < segments.size(); ++s) {
+    const BatchSegment& segment = segments[s];
+    const SegmentRows& in = segment_rows[s] = {
+        &segment, r, r + segment.num_rows(),
+        segment.is_padding ? nullptr : store.slot(segment.slot)};
+    for (; r < in.end; ++r) {
+      const size_t row = size_t(r);
+      const int64_t position = segment.first_position + r - in.begin;
+      positions[row] = position;
+      kinds[row] = row_kind(model, segment, position);
+      without_memory[row] = kinds[row] != RowKind::kText;
+      token_ids[row] = segment.tokens[size_t(position)];
+      window[row] = segment.is_padding
+                        ? WindowKeys{}
+                        : window_keys_at(in, model.config.sliding_window, position);
+      block_tables[row] = segment.block_table.data();
+      for (int64_t back = 0; back < reach; ++back) {
+        ngrams.row(r)[back] = compressed_id(model, segment, position - back);
+      }
+    }
+  }
+  return {segment_rows, positions, kinds, without_memory, token_ids, ngrams, window, block_tables};
+}
+
+FreshKeys::FreshKeys(LayerContext& ctx, const KvStore& store, int64_t num_layers, int64_t num_rows)
+    : format_(store.key_format(StateKind::kWindowRing)),
+      num_rows_(num_rows),
+      row_bytes_(key_row_bytes(format_, ctx.config.head_dim)),
+      data_(ctx.arena.allocate<std::byte>(num_layers * num_rows * row_bytes_)) {}
+
+void pack_fresh(LayerContext& ctx, FreshKeys& fresh, int64_t layer, int64_t first,
+                Matrix<const float> x) {
+  const auto addresses = allocate<std::byte*>(ctx, x.shape[0]);
+  for (size_t r = 0; r < addresses.size(); ++r) {
+    addresses[r] = fresh.row(layer, first + int64_t(r));
+  }
+  ctx.kernels.pack_keys(ctx.kernel_context, x, fresh.format(), addresses);
+}
+
+void commit_ring(const BatchRows& rows, const StatePlane& plane, int64_t layer, FreshKeys& fresh) {
+  for (const SegmentRows& in : rows.segments) {
+    if (in.state == nullptr) continue;
+    for (int64_t r = std::max(in.begin, in.end - plane.num_rows); r < in.end; ++r) {
+      const int64_t slot = rows.positions[size_t(r)] % plane.num_rows;
+      std::memcpy(in.state + plane.values_offset + slot * fresh.row_bytes(), fresh.row(layer, r),
+                  size_t(fresh.row_bytes()));
+    }
+  }
+}
+
+}  // namespace millrace
