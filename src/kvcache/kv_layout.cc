@@ -38,11 +38,16 @@ RowFormat fp8_row(int64_t width) { return {width, width / 32}; }
 
 std::string_view state_kind_name(StateKind kind) {
   switch (kind) {
-    case StateKind::kCompressedRow: return "compressed rows";
-    case StateKind::kIndexKey: return "index keys";
-    case StateKind::kWindowRing: return "window rings";
-    case StateKind::kOpenGroup: return "open groups";
-    case StateKind::kDraftRing: return "draft rings";
+    case StateKind::kCompressedRow:
+      return "compressed rows";
+    case StateKind::kIndexKey:
+      return "index keys";
+    case StateKind::kWindowRing:
+      return "window rings";
+    case StateKind::kOpenGroup:
+      return "open groups";
+    case StateKind::kDraftRing:
+      return "draft rings";
   }
   return "unknown";
 }
@@ -67,9 +72,9 @@ KvLayout kv_layout(const ModelConfig& config, KvFormat format, int64_t min_block
   for (const int64_t source : config.kv_source_layer_ids) {
     const int64_t ratio = config.compress_ratios[size_t(source)];
     const auto add = [&](StateKind kind, RowFormat format) {
-      append(layout.block_planes, layout.block_bytes,
-             {kind, source, ratio, layout.block_size / ratio, format.value_bytes,
-              format.scale_bytes});
+      append(
+          layout.block_planes, layout.block_bytes,
+          {kind, source, ratio, layout.block_size / ratio, format.value_bytes, format.scale_bytes});
     };
     add(StateKind::kCompressedRow, row);
     add(StateKind::kIndexKey, index_key);

@@ -26,7 +26,7 @@ struct Request {
   std::vector<int32_t> prompt_token_ids;
   SamplingParams sampling;
   StopScope stop_scope;
-  int32_t choice_idx = 0;  // of several answers to one prompt: each draws its own randomness
+  int32_t choice_idx = 0;   // of several answers to one prompt: each draws its own randomness
   int32_t num_choices = 1;  // answers to the prompt, from choice_idx on; at most kMaxChoices
   // Lower is served first, as in vLLM. Clamped to kMinPriority and kMaxPriority; each step is worth
   // a share kPriorityWeight times as large, so that nobody starves.
@@ -54,11 +54,11 @@ struct TokenLogprobs {
 };
 
 enum class FinishReason {
-  kStop,    // an end token, a stop token or a stop string
-  kLength,  // max_tokens, or the end of the context
-  kAbort,   // the caller gave up
-  kTimeout, // the request's time was over
-  kError,   // it cannot go on; the event says why
+  kStop,     // an end token, a stop token or a stop string
+  kLength,   // max_tokens, or the end of the context
+  kAbort,    // the caller gave up
+  kTimeout,  // the request's time was over
+  kError,    // it cannot go on; the event says why
 };
 
 std::string_view finish_reason_name(FinishReason reason);
@@ -76,7 +76,7 @@ struct StreamEvent {
   // So many bytes of the output are settled: no stop string will take them back. The last event
   // cuts off an end or stop token, and a matched stop string unless the request includes it.
   int64_t num_settled_bytes = 0;
-  std::optional<TokenLogprobs> logprobs;      // of the token
+  std::optional<TokenLogprobs> logprobs;  // of the token
   // Of the prompt tokens that follow those of the events before, if asked for; nothing comes before
   // the first token, so these begin with the second. On events of the first choice only.
   std::vector<TokenLogprobs> prompt_logprobs;

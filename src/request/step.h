@@ -1,7 +1,8 @@
 #pragma once
 
 // One step of the engine as plain data: the scheduler plans it, the executor runs it, and what came
-// out goes back. Ids and counts, no addresses of state: the executor knows where blocks and slots lie.
+// out goes back. Ids and counts, no addresses of state: the executor knows where blocks and slots
+// lie.
 
 #include <cstdint>
 #include <optional>
@@ -26,7 +27,8 @@ using StateSlot = int32_t;  // of what a sequence keeps whatever its length: rin
 // The spans are valid until the plan is committed.
 struct PlannedRows {
   SequenceId sequence_id = 0;
-  // All tokens from position 0 to the last of these rows: the executor also looks back.
+  // All known tokens of the sequence: these rows are those from first_position on. The executor
+  // also looks back, and for prompt_logprobs one ahead.
   std::span<const int32_t> tokens;
   // Everything before it is in the blocks and the slot. 0: they hold nothing of this sequence, but
   // perhaps of another that had them before.

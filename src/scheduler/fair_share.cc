@@ -57,12 +57,14 @@ void FairShare::add_pending(Key* key) {
   Level& level = levels_[size_t(key->level)];
   add_pending(*key, level.clock);
   add_pending(level, clock_);
+  ++num_pending_;
 }
 
 void FairShare::remove_pending(Key* key) {
   Level& level = levels_[size_t(key->level)];
   remove_pending(*key, level.clock);
   remove_pending(level, clock_);
+  --num_pending_;
 }
 
 void FairShare::charge(Key* key, int64_t num_tokens) {
@@ -84,11 +86,13 @@ bool FairShare::is_before(const Key& a, const Key& b) const {
 void FairShare::add_waiting(Sequence* sequence, SequenceId id, Key* key) {
   MR_CHECK(key->waiting.emplace(id, sequence).second);
   ++levels_[size_t(key->level)].num_waiting;
+  ++num_waiting_;
 }
 
 void FairShare::remove_waiting(SequenceId id, Key* key) {
   MR_CHECK_OP(key->waiting.erase(id), ==, 1u);
   --levels_[size_t(key->level)].num_waiting;
+  --num_waiting_;
 }
 
 FairShare::Key* FairShare::next_waiting() {

@@ -68,6 +68,8 @@ class FairShare {
   // The key with something waiting that goes before all others; null: none. Linear in the keys.
   Key* next_waiting();
 
+  int64_t num_pending() const { return num_pending_; }
+  int64_t num_waiting() const { return num_waiting_; }
   int64_t num_keys() const;
   void check_invariants() const;
 
@@ -84,6 +86,7 @@ class FairShare {
 
   std::array<Level, kNumLevels> levels_;
   Clock clock_;
+  int64_t num_pending_ = 0, num_waiting_ = 0;
   int64_t num_keys_ever_ = 0;
 };
 

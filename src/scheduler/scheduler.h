@@ -5,10 +5,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -25,7 +25,7 @@
 namespace millrace {
 
 struct SchedulerOptions {
-  int64_t max_num_seqs = 256;             // sequences that hold state at a time; at most kMaxNumSeqs
+  int64_t max_num_seqs = 256;  // sequences that hold state at a time; at most kMaxNumSeqs
   int64_t max_num_batched_tokens = 2048;  // rows of a step, but see min_prefill_rows
   int64_t max_prefill_chunk = 2048;       // rows of one sequence in a step
   double max_step_ms = 250;               // while anything decodes, prefill rows stop here
@@ -88,12 +88,12 @@ struct SchedulerStats {
 // Threading: not thread-safe; one owner.
 class Scheduler {
  public:
-  // Sees what became of each choice in a step: `event` is the caller's to move from.
+  // Sees what became of each choice in a step. May move from the event; must not call the
+  // scheduler.
   using EventSink = std::function<void(RequestHandle, int32_t choice_idx, StreamEvent& event)>;
 
   // Requires: validate(options) is ok. The tokens must outlive it.
   Scheduler(const SchedulerOptions& options, const OutputTokens& tokens);
-  ~Scheduler();
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
 
@@ -113,7 +113,7 @@ class Scheduler {
   bool is_moot(double now_ms) const;
   // Takes in the results of the plan and reports what became of everything since the last commit.
   // Log-probabilities are moved into the events, and back if the sink leaves them there.
-  void commit(StepResult& result, double now_ms, const EventSink& sink);
+  void commit(StepResult& result, const EventSink& sink);
 
   // Whether the next plan may have rows, or the next commit events. False: wait for an event, or
   // until next_deadline_ms().
@@ -140,12 +140,76 @@ class Scheduler {
   };
 
   Status check(const Request& request) const;
+  std::unique_ptr<Sequence> make_sequence(ScheduledRequest& request, int32_t choice_idx) const;
+
+  // Planning.
+  void add_decode_rows();
+  void add_prefill_rows(double now_ms);
+  int64_t prefill_rows_within_budget() const;
+  Sequence* next_to_prefill(double now_ms);
+  bool admit(Sequence& sequence, double now_ms);
+  void add_rows(Sequence& sequence, int64_t num_rows);
+  bool goes_before(const Sequence& a, const Sequence& b) const;
+
+  // Slots and blocks.
+  bool has_room_for(int64_t num_blocks) const;
+  bool reclaim_paused(int64_t num_blocks, double now_ms);
+  size_t victim_idx() const;
+  void preempt(size_t running_idx);
+  void start_running(Sequence& sequence, SequenceState state);
+  void stop_running(Sequence& sequence);
+  bool share_state(const Sequence& from, Sequence& to);
+
+  // Results.
+  void commit_rows(const PlannedRows& rows, Sequence& sequence, RowsResult& result,
+                   const EventSink& sink);
+  void take_prompt_logprobs(const PlannedRows& rows, Sequence& sequence, RowsResult& result,
+                            StreamEvent& event);
+  void finish_prefill(Sequence& sequence);
+  void commit_first_samples(Sequence& first, RowsResult& result, StreamEvent& event,
+                            const EventSink& sink);
+  bool append_token(Sequence& sequence, SampledToken& sample, StreamEvent& event,
+                    const EventSink& sink);
+  void end_choices_of_rows(Sequence& sequence, const StreamEvent& event, const EventSink& sink);
+  void end_request(ScheduledRequest& request, FinishReason reason);
+  void finish_sequence(Sequence& sequence);
+  void finish_choice(ScheduledRequest& request, int32_t choice_idx);
+  void remove_request(ScheduledRequest& request);
 
   SchedulerOptions options_;
   OutputTokens tokens_;
   int64_t max_model_len_;
   int64_t headroom_blocks_;
+
+  BlockPool blocks_;
+  SlotPool slots_;
+  FairShare fair_share_;
   StepCost step_cost_;
+
+  std::map<RequestHandle, std::unique_ptr<ScheduledRequest>> requests_;
+  std::set<std::pair<double, RequestHandle>> deadlines_;
+  std::vector<Sequence*> running_;    // hold a slot; those that are preempted last come first
+  int64_t num_waiting_requests_ = 0;  // without a running sequence
+  int64_t num_waiting_sequences_ = 0;
+  SequenceId next_sequence_id_ = 0;
+  // The first of those that wait found no room in the last plan, and nothing has happened since.
+  bool is_blocked_ = false;
+
+  StepPlan plan_;
+  std::vector<Sequence*> planned_;          // of plan_.rows
+  std::vector<ScheduledRequest*> started_;  // of plan_.started
+  bool is_planned_ = false;                 // between plan() and commit()
+  int64_t next_step_id_ = 0;
+  std::vector<RequestHandle> ending_handles_;  // that ended in between
+
+  // For the next plan.
+  std::vector<SequenceId> finished_;
+  std::vector<StateCopy> state_copies_;
+  std::vector<BlockCopy> block_copies_;
+  // For the next commit.
+  std::vector<Ending> endings_;
+  int64_t num_ending_requests_ = 0;
+
   SchedulerStats totals_;  // the part that counts from the start
 };
 

@@ -34,7 +34,8 @@ struct Sequence {
 
   std::vector<int32_t> tokens;  // prompt, then output
   int64_t num_computed_tokens = 0;
-  int64_t num_charged_tokens = 0;  // computed at least once: nobody pays twice
+  int64_t num_charged_tokens = 0;   // planned at least once: nobody pays twice
+  int64_t num_reported_tokens = 0;  // of the prompt, in events
   std::vector<BlockId> block_table;
   StateSlot slot = kNoSlot;
   int32_t num_preemptions = 0;
@@ -48,24 +49,23 @@ struct Sequence {
 
 struct ScheduledRequest {
   RequestHandle handle = 0;
-  Request request;
+  Request request;  // its prompt only until it has started
   FairShare::Key* key = nullptr;
   int32_t priority = 0;  // clamped
-  int64_t max_tokens = 0;
+  int64_t num_prompt_tokens = 0;
+  int64_t max_tokens = 0;  // of each choice, what the context allows included
   double deadline_ms = std::numeric_limits<double>::infinity();
   SequenceId first_sequence_id = 0;
   // By choice_idx. The first stands alone until the prompt is computed; finished ones are null.
   std::vector<std::unique_ptr<Sequence>> sequences;
-  int32_t num_unfinished = 0;  // choices, made or not
-  int32_t num_running = 0;     // sequences that hold a slot
+  int32_t num_unfinished = 0;       // choices, made or not
+  int32_t num_running = 0;          // sequences that hold a slot
   int64_t num_prompt_logprobs = 0;  // sent so far
-  bool has_started = false;    // the executor knows it
-  bool has_forked = false;     // all choices are made
+  bool has_started = false;         // the executor knows it; its prompt is in the sequences now
+  bool has_forked = false;          // all choices are made
   bool is_paused = false;
   double paused_since_ms = 0;
   std::optional<FinishReason> ending;  // kAbort or kTimeout, when the step that runs is over
-
-  int64_t num_prompt_tokens() const { return int64_t(request.prompt_token_ids.size()); }
 };
 
 }  // namespace millrace

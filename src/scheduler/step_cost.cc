@@ -12,7 +12,11 @@ namespace {
 // The middle one; of an even number the larger, which is the careful choice for a cost.
 template <class T>
 T median(std::array<T, StepCost::kNumKept> values, int num) {
-  std::sort(values.begin(), values.begin() + num);
+  for (int i = 1; i < num; ++i) {
+    for (int j = i; j > 0 && values[size_t(j)] < values[size_t(j - 1)]; --j) {
+      std::swap(values[size_t(j)], values[size_t(j - 1)]);
+    }
+  }
   return values[size_t(num / 2)];
 }
 
