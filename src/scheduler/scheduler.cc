@@ -117,9 +117,9 @@ Status Scheduler::check(const Request& request) const {
     return Error{Code::kInvalidArgument,
                  format("n: found ", request.num_choices, ", expected 1 to ", kMaxChoices)};
   }
-  if (request.timeout_ms && !(*request.timeout_ms > 0)) {
-    return Error{Code::kInvalidArgument,
-                 format("timeout: found ", *request.timeout_ms, " ms, expected more than 0")};
+  if (request.timeout_ms && !(*request.timeout_ms > 0 && std::isfinite(*request.timeout_ms))) {
+    return Error{Code::kInvalidArgument, format("timeout: found ", *request.timeout_ms,
+                                                " ms, expected a finite time above 0")};
   }
   return {};
 }
@@ -352,7 +352,9 @@ bool Scheduler::reclaim_paused(int64_t num_blocks, double now_ms) {
     ++num_found;
     num_found_blocks += int64_t(s->block_table.size());
   }
-  if (num_found == 0 || blocks_.num_free() + num_found_blocks < num_blocks) return false;
+  const bool others_run = num_found < int64_t(running_.size());
+  const int64_t num_needed = num_blocks + (others_run ? headroom_blocks_ : 0);
+  if (num_found == 0 || blocks_.num_free() + num_found_blocks < num_needed) return false;
   for (size_t i = running_.size(); i-- > 0 && !has_room_for(num_blocks);) {
     if (is_reclaimable(*running_[i])) preempt(i);
   }
@@ -519,7 +521,8 @@ void Scheduler::commit_rows(const PlannedRows& rows, Sequence& s, RowsResult& re
   const int64_t end = rows.first_position + rows.num_rows;
   s.num_computed_tokens = end;
   StreamEvent event;
-  event.num_computed_tokens = end;
+  // What is computed anew after a preemption has been reported before.
+  event.num_computed_tokens = std::max(end, s.num_reported_tokens);
   if (result.error) {
     event.finish_reason = FinishReason::kError;
     event.error = std::move(result.error);
@@ -537,7 +540,6 @@ void Scheduler::commit_rows(const PlannedRows& rows, Sequence& s, RowsResult& re
     event.finish_reason = FinishReason::kLength;
     return end_choices_of_rows(s, event, sink);
   }
-  // What is computed anew after a preemption has been reported before.
   if (end > s.num_reported_tokens && end <= r.num_prompt_tokens) {
     s.num_reported_tokens = end;
     sink(r.handle, s.choice_idx, event);
@@ -613,7 +615,7 @@ bool Scheduler::append_token(Sequence& s, SampledToken& sample, StreamEvent& eve
   MR_CHECK_OP(sample.token_id, >=, 0);
   MR_CHECK_OP(sample.token_id, <, tokens_.vocab_size());
   push_back(s.tokens, sample.token_id);
-  s.num_reported_tokens = s.num_computed_tokens;
+  s.num_reported_tokens = event.num_computed_tokens;
   s.stop_rules->append(sample.token_id, event);
   const bool has_ended = event.finish_reason.has_value();
   event.logprobs = std::move(sample.logprobs);

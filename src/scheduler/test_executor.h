@@ -192,24 +192,28 @@ struct Recorder {
     std::optional<Error> error;
     int64_t num_computed_tokens = 0;
     int64_t num_events = 0;
+
+    void take(StreamEvent& event) {
+      MR_CHECK(!output.finish_reason);  // the last event is the last
+      ++num_events;
+      if (event.token_id) output.tokens.push_back(*event.token_id);
+      MR_CHECK_OP(event.num_settled_bytes, >=, output.num_settled_bytes);
+      MR_CHECK_OP(event.num_computed_tokens, >=, num_computed_tokens);
+      num_computed_tokens = event.num_computed_tokens;
+      output.num_settled_bytes = event.num_settled_bytes;
+      output.finish_reason = event.finish_reason;
+      error = event.error;
+      for (TokenLogprobs& logprobs : event.prompt_logprobs) {
+        prompt_logprobs.push_back(std::move(logprobs));
+      }
+    }
   };
-  std::map<std::pair<RequestHandle, int32_t>, Choice> choices;
 
   void operator()(RequestHandle handle, int32_t choice_idx, StreamEvent& event) {
-    Choice& choice = choices[{handle, choice_idx}];
-    MR_CHECK(!choice.output.finish_reason);  // the last event is the last
-    ++choice.num_events;
-    if (event.token_id) choice.output.tokens.push_back(*event.token_id);
-    MR_CHECK_OP(event.num_settled_bytes, >=, choice.output.num_settled_bytes);
-    MR_CHECK_OP(event.num_computed_tokens, >=, choice.num_computed_tokens);
-    choice.num_computed_tokens = event.num_computed_tokens;
-    choice.output.num_settled_bytes = event.num_settled_bytes;
-    choice.output.finish_reason = event.finish_reason;
-    choice.error = event.error;
-    for (TokenLogprobs& logprobs : event.prompt_logprobs) {
-      choice.prompt_logprobs.push_back(std::move(logprobs));
-    }
+    choices[{handle, choice_idx}].take(event);
   }
+
+  std::map<std::pair<RequestHandle, int32_t>, Choice> choices;
 };
 
 }  // namespace millrace
