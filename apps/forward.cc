@@ -29,8 +29,8 @@ class Outputs {
 
   Status write() const {
     for (const auto& [file, tensors] : files_) {
-      std::vector<TensorData> list;
-      for (const Tensor& t : tensors) list.push_back({t.name, t.dtype, t.shape, t.bytes});
+      std::vector<TensorHeader> list;
+      for (const Tensor& t : tensors) list.push_back({t.name, t.dtype, t.shape});
       std::string content = safetensors_header(list);
       for (const Tensor& t : tensors) content.append(t.bytes.begin(), t.bytes.end());
       RETURN_IF_ERROR(write_file(file, content));

@@ -187,6 +187,9 @@ TEST(JsonLines, AnswerADamagedLineWithAnError) {
             R"({"id": "", "error": "JSON byte 1: found the end, expected a key"})");
   EXPECT_EQ(chat_encode_line(R"({"id": "a"})"),
             R"({"id": "a", "error": "input: expected an object"})");
+  EXPECT_EQ(chat_encode_line("[]"), R"({"id": "", "error": "line: expected an object"})");
+  EXPECT_EQ(chat_parse_line(R"({"id": "b", "raw": "x", "raw": "y"})"),
+            R"({"id": "b", "error": "raw: expected it once, found it twice"})");
   EXPECT_EQ(chat_parse_line(R"({"id": "b", "raw": 5})"),
             R"({"id": "b", "error": "raw: expected a string"})");
   EXPECT_EQ(chat_parse_line(R"({"id": "b", "raw": "", "start": "middle"})"),

@@ -256,6 +256,7 @@ class Reader {
         kept.push_back(i);
       } else {
         object.items[where->second] = std::move(object.items[i]);
+        object.items[where->second].is_repeated = true;
       }
     }
     if (kept.size() == object.keys.size()) return;

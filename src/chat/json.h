@@ -19,6 +19,7 @@ struct JsonValue {
 
   Kind kind = Kind::kNull;
   bool boolean = false;
+  bool is_repeated = false;       // of an object's item: its key came more than once
   std::string text;               // a string's characters, a number's spelling
   std::vector<std::string> keys;  // of an object: keys[i] names items[i]; unique, in input order
   std::vector<JsonValue> items;   // of an array or an object
@@ -38,8 +39,8 @@ struct JsonLimits {
 enum class JsonSyntax { kStandard, kPython };
 
 // The whole text must be one value. Strings must be valid UTF-8 without lone surrogates. A repeated
-// key keeps its first place and its last value. Errors: kExhausted for a limit, otherwise
-// kInvalidArgument with the byte position.
+// key keeps its first place and its last value, which is marked. Errors: kExhausted for a limit,
+// otherwise kInvalidArgument with the byte position.
 Result<JsonValue> parse_json(std::string_view text, const JsonLimits& limits = {},
                              JsonSyntax syntax = JsonSyntax::kStandard);
 

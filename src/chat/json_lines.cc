@@ -47,6 +47,17 @@ std::string id_of(const Result<JsonValue>& line) {
   return id != nullptr ? id->text : "";
 }
 
+// The line's value, if it is an object with each key once.
+Status check_line(const Result<JsonValue>& line) {
+  RETURN_IF_ERROR(line);
+  const JsonValue& object = line.value();
+  if (!object.is(Kind::kObject)) return bad("line", "an object");
+  for (size_t i = 0; i < object.keys.size(); ++i) {
+    if (object.items[i].is_repeated) return bad(object.keys[i], "it once, found it twice");
+  }
+  return {};
+}
+
 std::string error_line(const std::string& id, const Error& error) {
   Line line(id);
   line.add("error", error.message);
@@ -99,7 +110,7 @@ Result<ReplyStart> read_start(const JsonValue& line) {
 }
 
 Result<std::string> encode(const Result<JsonValue>& line) {
-  RETURN_IF_ERROR(line);
+  RETURN_IF_ERROR(check_line(line));
   const JsonValue* input = line.value().find("input");
   if (input == nullptr) return bad("input", "an object");
   ASSIGN_OR_RETURN(const ChatRequest request, parse_chat_request(*input));
@@ -118,7 +129,7 @@ Result<std::string> encode(const Result<JsonValue>& line) {
 }
 
 Result<std::string> parse(const Result<JsonValue>& line) {
-  RETURN_IF_ERROR(line);
+  RETURN_IF_ERROR(check_line(line));
   const JsonValue& input = line.value();
   std::string raw;
   std::string engine_reason = "stop";

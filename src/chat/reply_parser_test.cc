@@ -5,6 +5,7 @@
 #include <random>
 
 #include "chat/strict_parser.h"
+#include "chat/test_reply_definition.h"
 
 namespace millrace {
 namespace {
@@ -16,6 +17,17 @@ const std::string kCall =
     "<｜DSML｜ parameter name=\"city\" string=\"true\">Paris</｜DSML｜ parameter>\n"
     "<｜DSML｜ parameter name=\"n\" string=\"false\">2</｜DSML｜ parameter>\n"
     "</｜DSML｜ invoke>\n</｜DSML｜ calls>";
+
+std::string written(const std::vector<ReplyEvent>& events) {
+  constexpr std::string_view kNames[] = {"reasoning", "content", "call", "arguments"};
+  std::string out;
+  for (const ReplyEvent& event : events) {
+    out += kNames[size_t(event.kind)];
+    if (event.call_idx >= 0) out += std::to_string(event.call_idx);
+    out += "[" + event.text + "]\n";
+  }
+  return out;
+}
 
 // Events with adjacent deltas merged, one a line.
 std::string events_of(const ReplyParserOptions& options,
@@ -34,14 +46,8 @@ std::string events_of(const ReplyParserOptions& options,
   };
   for (const std::string_view piece : pieces) take(parser.feed(piece));
   take(parser.finish());
-  constexpr std::string_view kNames[] = {"reasoning", "content", "call", "arguments"};
-  std::string out;
-  for (const ReplyEvent& event : merged) {
-    out += kNames[size_t(event.kind)];
-    if (event.call_idx >= 0) out += std::to_string(event.call_idx);
-    out += "[" + event.text + "]\n";
-  }
-  return out + parser.finish_reason("stop") + " " + std::to_string(parser.num_invalid_bytes());
+  return written(merged) + parser.finish_reason("stop") + " " +
+         std::to_string(parser.num_invalid_bytes());
 }
 
 std::string content_of(const ReplyParserOptions& options, std::string_view text) {
@@ -148,8 +154,9 @@ TEST(ReplyParser, PassesManyNewlinesWithoutDelay) {
   EXPECT_EQ(content_of({}, "a" + flood + "<｜DSML｜"), "a");
 }
 
-// Text drawn from pieces that make states change, cut at random, against the text fed whole.
-TEST(ReplyParser, GivesTheSameEventsForEveryCut) {
+// Text drawn from pieces that make states change, cut at random, against the text fed whole and
+// against the definition.
+TEST(ReplyParser, GivesTheEventsOfItsDefinitionForEveryCut) {
   const std::string_view fragments[] = {
       "\n", "\n\n", "<", "</think>", "<｜DSML｜", " calls>\n", "</｜DSML｜", "</｜DSML｜ calls>",
       " invoke name=\"", "\">", " parameter name=\"", "\" string=\"true\">",
@@ -163,7 +170,7 @@ TEST(ReplyParser, GivesTheSameEventsForEveryCut) {
     for (size_t n = pick(25); n > 0; --n) text += fragments[pick(std::size(fragments))];
     ReplyParserOptions options;
     options.start = ReplyStart(pick(5));
-    if (pick(2) == 1) options.stop = {"STOP", "TO\n", "\n\nS"};
+    if (pick(2) == 1) options.stop = {"STOP", "TO\n", "\n\nS", ""};
     options.parse_tools = pick(4) > 0;
     options.json_output = pick(3) == 0;
 
@@ -176,6 +183,13 @@ TEST(ReplyParser, GivesTheSameEventsForEveryCut) {
       i += pieces.back().size();
     }
     const std::string want = events_of(options, {all});
+    const ReplyDefinition definition(options, text);
+    const bool has_calls = want.find("call0") != want.npos;
+    ASSERT_EQ(written(definition.events()) + (has_calls && !definition.matched_stop() ? "tool_calls "
+                                                                                     : "stop ") +
+                  std::to_string(definition.num_invalid_bytes()),
+              want)
+        << "seed=" << seed << " text=" << text;
     ASSERT_EQ(events_of(options, bytes), want) << "seed=" << seed << " text=" << text;
     ASSERT_EQ(events_of(options, pieces), want) << "seed=" << seed << " text=" << text;
   }

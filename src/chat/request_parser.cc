@@ -63,6 +63,22 @@ Error refuse_reason(const Node& node, std::string_view reason) {
   return Error{Code::kInvalidArgument, format(node.path, ": ", reason)};
 }
 
+// Which of two values a client means cannot be known. JSON that the prompt repeats (schemas,
+// arguments) is not asked: it is written as the model's own encoder writes it.
+Status refuse_repeated(const Node& object) {
+  if (!object.is(Kind::kObject)) return {};
+  for (size_t i = 0; i < object.value->items.size(); ++i) {
+    if (!object.value->items[i].is_repeated) continue;
+    return refuse_reason(object.at(object.value->keys[i]), "found twice, expected once");
+  }
+  return {};
+}
+
+Status expect_object(const Node& node) {
+  if (!node.is(Kind::kObject)) return refuse(node, "an object");
+  return refuse_repeated(node);
+}
+
 Result<std::string> read_string(const Node& node, std::string_view if_absent = "") {
   if (!node.given()) return std::string(if_absent);
   if (!node.is(Kind::kString)) return refuse(node, "a string");
@@ -100,7 +116,7 @@ Result<std::string> read_text(const Node& node) {
 }
 
 Result<Part> read_part(const Node& node) {
-  if (!node.is(Kind::kObject)) return refuse(node, "an object");
+  RETURN_IF_ERROR(expect_object(node));
   const Node type = node.at("type");
   if (type.is(Kind::kString) && type.value->text == "text") {
     const Node text_node = node.at("text");
@@ -110,6 +126,7 @@ Result<Part> read_part(const Node& node) {
   }
   if (type.is(Kind::kString) && type.value->text == "image_url") {
     Node source = node.at("image_url");
+    RETURN_IF_ERROR(refuse_repeated(source));
     if (source.is(Kind::kObject)) source = source.at("url");
     if (!source.is(Kind::kString) || source.value->text.empty())
       return refuse(source, "the source of the image");
@@ -142,6 +159,7 @@ struct Namespace {
 Result<Namespace> read_namespace(const Node& entry) {
   Node node = entry.at("namespace");
   if (!node.given()) node = entry.at("function").at("namespace");
+  RETURN_IF_ERROR(refuse_repeated(node));
   Namespace result;
   const Node name = node.is(Kind::kObject) ? node.at("name") : node;
   ASSIGN_OR_RETURN(result.name, read_string(name));
@@ -156,9 +174,15 @@ Result<Namespace> read_namespace(const Node& entry) {
 
 // The name of a tool or a call, with its namespace.
 Result<std::string> read_full_name(const Node& entry, const std::string& space) {
-  if (!entry.is(Kind::kObject)) return refuse(entry, "an object");
+  RETURN_IF_ERROR(expect_object(entry));
   const Node function = entry.at("function");
   if (!function.is(Kind::kObject)) return refuse(function, "an object");
+  // Of a tool it is the schema, so only what is read here must be unambiguous.
+  for (const char* key : {"name", "namespace", "arguments"}) {
+    const Node field = function.at(key);
+    if (field.value != nullptr && field.value->is_repeated)
+      return refuse_reason(field, "found twice, expected once");
+  }
   const Node node = function.at("name");
   if (!node.is(Kind::kString) || node.value->text.empty()) return refuse(node, "a name");
   const std::string& name = node.value->text;
@@ -181,7 +205,7 @@ Status read_type(const Node& entry) {
 }
 
 Result<Tool> read_tool(const Node& entry) {
-  if (!entry.is(Kind::kObject)) return refuse(entry, "an object");
+  RETURN_IF_ERROR(expect_object(entry));
   RETURN_IF_ERROR(read_type(entry));
   ASSIGN_OR_RETURN(const Namespace space, read_namespace(entry));
   Tool tool;
@@ -256,7 +280,7 @@ Result<std::vector<Argument>> read_arguments(const JsonValue& value, const JsonL
 }
 
 Result<ToolCall> read_tool_call(const Node& entry, const JsonLimits& limits) {
-  if (!entry.is(Kind::kObject)) return refuse(entry, "an object");
+  RETURN_IF_ERROR(expect_object(entry));
   RETURN_IF_ERROR(read_type(entry));
   ToolCall call;
   ASSIGN_OR_RETURN(call.id, read_string(entry.at("id")));
@@ -289,7 +313,7 @@ Result<Role> read_role(const Node& node) {
 }
 
 Result<Message> read_message(const Node& node, const JsonLimits& limits) {
-  if (!node.is(Kind::kObject)) return refuse(node, "an object");
+  RETURN_IF_ERROR(expect_object(node));
   Message message;
   ASSIGN_OR_RETURN(message.role, read_role(node.at("role")));
   ASSIGN_OR_RETURN(message.content, read_content(node.at("content")));
@@ -332,6 +356,7 @@ Status read_messages(const Node& node, const JsonLimits& limits, ChatRequest& re
 
 Status read_thinking(const Node& root, const ChatParseOptions& options, ChatRequest& request) {
   const Node thinking = root.at("thinking");
+  RETURN_IF_ERROR(refuse_repeated(thinking));
   if (thinking.is(Kind::kObject)) {
     const Node type = thinking.at("type");
     ASSIGN_OR_RETURN(const std::string name, read_string(type));
@@ -395,6 +420,7 @@ Status read_tool_choice(const Node& node, ChatRequest& request) {
 
 Status read_response_format(const Node& node, ChatRequest& request) {
   if (!node.given()) return {};
+  RETURN_IF_ERROR(refuse_repeated(node));
   const Node type = node.at("type");
   const std::string_view name = type.is(Kind::kString) ? type.value->text : std::string_view();
   if (name == "text") return {};
@@ -403,6 +429,7 @@ Status read_response_format(const Node& node, ChatRequest& request) {
     return {};
   }
   if (name != "json_schema") return refuse(type, "text, json_object or json_schema");
+  RETURN_IF_ERROR(refuse_repeated(node.at("json_schema")));
   const Node schema = node.at("json_schema").at("schema");
   if (!schema.is(Kind::kObject)) return refuse(schema, "an object");
   ASSIGN_OR_RETURN(request.response_format, read_json(schema));
@@ -423,7 +450,7 @@ Result<ChatRequest> parse_chat_request(std::string_view json, const ChatParseOpt
 
 Result<ChatRequest> parse_chat_request(const JsonValue& json, const ChatParseOptions& options) {
   const Node root{&json, ""};
-  if (!root.is(Kind::kObject)) return refuse(root, "an object");
+  RETURN_IF_ERROR(expect_object(root));
   ChatRequest request;
   RETURN_IF_ERROR(read_thinking(root, options, request));
   ASSIGN_OR_RETURN(request.tools, read_tools(root.at("tools")));

@@ -101,6 +101,64 @@ TEST(RequestParser, NamesThePathWhatItFoundAndWhatItExpected) {
   for (const auto& [json, want] : cases) EXPECT_EQ(error_of(json), want) << json;
 }
 
+TEST(RequestParser, RefusesAKeyThatAppearsTwiceWhereItWouldHaveToChoose) {
+  const std::pair<std::string, std::string> cases[] = {
+      {with(R"("messages": [])"), "messages"},
+      {with(R"("temperature": 1, "temperature": 0)"), "temperature"},
+      {of_message(R"("role": "user", "role": "system")"), "messages[0].role"},
+      {of_message(R"("role": "user", "content": [{"type": "text", "text": "a", "text": "b"}])"),
+       "messages[0].content[0].text"},
+      {of_message(R"("role": "user", "content": [{"type": "image_url",
+                     "image_url": {"url": "a", "url": "b"}}])"),
+       "messages[0].content[0].image_url.url"},
+      {of_message(R"("role": "assistant", "tool_calls": [{"id": "a", "id": "b"}])"),
+       "messages[0].tool_calls[0].id"},
+      {of_message(R"("role": "assistant", "tool_calls": [{"function":
+                     {"name": "f", "arguments": {}, "arguments": {}}}])"),
+       "messages[0].tool_calls[0].function.arguments"},
+      {with(R"("tools": [{"function": {"name": "f"}, "function": {"name": "g"}}])"),
+       "tools[0].function"},
+      {with(R"("tools": [{"function": {"name": "f", "name": "g"}}])"), "tools[0].function.name"},
+      {with(R"("tools": [{"namespace": {"name": "a", "name": "b"}, "function": {"name": "f"}}])"),
+       "tools[0].namespace.name"},
+      {with(R"("tools": [{"function": {"name": "f"}}],
+               "tool_choice": {"function": {"name": "f"}, "function": {"name": "f"}})"),
+       "tool_choice.function"},
+      {with(R"("thinking": {"type": "enabled", "type": "disabled"})"), "thinking.type"},
+      {with(R"("response_format": {"type": "text", "type": "json_object"})"),
+       "response_format.type"},
+      {with(R"("response_format": {"type": "json_schema", "json_schema": {"schema": {},
+               "schema": {}}})"),
+       "response_format.json_schema.schema"},
+  };
+  for (const auto& [json, path] : cases)
+    EXPECT_EQ(error_of(json), path + ": found twice, expected once") << json;
+}
+
+// The rules of the encoder that the model was trained with: first place, last value, and numbers
+// as Python writes them.
+TEST(RequestParser, RepeatsSchemasAndArgumentsAsTheEncoderDoes) {
+  const Result<ChatRequest> result = parse_chat_request(R"({
+      "tools": [{"function": {"name": "f", "strict": false, "parameters":
+                 {"a": 1E5, "b": 1.0, "a": 12345678901234567890, "c": 1e5, "d": -0, "e": 0.10},
+                 "strict": true}}],
+      "messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments":
+        "{\"n\": 12345678901234567890123, \"x\": 1e5, \"y\": 1.0, \"n\": 1E400000e0}"}},
+        {"function": {"name": "f", "arguments":
+          {"n": 12345678901234567890123, "x": 1e5, "y": [1.0, 1e-7], "x": 2.50}}}]}]})");
+  ASSERT_TRUE(result.has_value()) << result.error().message;
+  EXPECT_EQ(result.value().tools[0].schema,
+            R"({"name": "f", "strict": true, "parameters": {"a": 12345678901234567890, "b": 1.0, )"
+            R"("c": 100000.0, "d": 0, "e": 0.1}})");
+  const std::vector<ToolCall>& calls = result.value().messages[0].tool_calls;
+  ASSERT_EQ(calls[0].arguments.size(), 1u);  // not JSON: kept as it is
+  EXPECT_EQ(calls[0].arguments[0].key, "arguments");
+  ASSERT_EQ(calls[1].arguments.size(), 3u);
+  EXPECT_EQ(calls[1].arguments[0].value, "12345678901234567890123");
+  EXPECT_EQ(calls[1].arguments[1].value, "2.5");
+  EXPECT_EQ(calls[1].arguments[2].value, "[1.0, 1e-07]");
+}
+
 TEST(RequestParser, CutsLongStringsInMessagesBetweenCharacters) {
   const std::string name = std::string(39, 'x') + "\u00e9";
   EXPECT_EQ(error_of(with("\"thinking\": \"" + name + "\"")),

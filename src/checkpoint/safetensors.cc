@@ -202,11 +202,11 @@ Error corrupt(std::string_view file_name, const std::string& what) {
 }
 
 // dtype x shape, or nothing beyond 2^63.
-std::optional<uint64_t> payload_bytes(const TensorEntry& tensor) {
-  int64_t bytes = dtype_bytes(tensor.dtype);
+std::optional<uint64_t> payload_bytes(Dtype dtype, const std::vector<int64_t>& shape) {
+  int64_t bytes = dtype_bytes(dtype);
   // A zero anywhere makes the tensor empty, however large the other sizes are.
-  if (std::find(tensor.shape.begin(), tensor.shape.end(), 0) != tensor.shape.end()) return 0;
-  for (const int64_t size : tensor.shape) {
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
+  for (const int64_t size : shape) {
     if (__builtin_mul_overflow(bytes, size, &bytes)) return std::nullopt;
   }
   return uint64_t(bytes);
@@ -217,7 +217,7 @@ std::optional<uint64_t> payload_bytes(const TensorEntry& tensor) {
 Status place_tensors(std::vector<TensorEntry>& tensors, uint64_t data_begin, uint64_t file_size,
                      std::string_view file_name) {
   for (const TensorEntry& t : tensors) {
-    const std::optional<uint64_t> bytes = payload_bytes(t);
+    const std::optional<uint64_t> bytes = payload_bytes(t.dtype, t.shape);
     if (t.begin > t.end || !bytes.has_value() || t.end - t.begin != *bytes) {
       return corrupt(file_name,
                      format("tensor ", t.name, ": found data_offsets [", t.begin, ", ", t.end,
@@ -337,12 +337,14 @@ Result<ShardIndex> parse_shard_index(std::string_view text, std::string_view fil
   return index;
 }
 
-std::string safetensors_header(std::span<const TensorData> tensors) {
+std::string safetensors_header(std::span<const TensorHeader> tensors) {
   json::object header;
   uint64_t offset = 0;
-  for (const TensorData& t : tensors) {
+  for (const TensorHeader& t : tensors) {
     json::array shape(t.shape.begin(), t.shape.end());
-    const uint64_t end = offset + t.bytes.size();
+    const std::optional<uint64_t> bytes = payload_bytes(t.dtype, t.shape);
+    MR_CHECK(bytes.has_value());
+    const uint64_t end = offset + *bytes;
     const std::string_view dtype = dtype_name(t.dtype);
     MR_CHECK(!header.contains(t.name));
     header[t.name] = {{"dtype", json::string_view(dtype.data(), dtype.size())},

@@ -38,15 +38,14 @@ struct ShardIndex {
 Result<ShardIndex> parse_shard_index(std::string_view text, std::string_view file_name);
 
 // One tensor to be written.
-struct TensorData {
+struct TensorHeader {
   std::string name;
   Dtype dtype;
   std::vector<int64_t> shape;
-  std::span<const uint8_t> bytes;
 };
 
 // The length and header of a file that holds `tensors` in this order, padded so that their bytes
 // start at a multiple of 8. Append the tensors' bytes.
-std::string safetensors_header(std::span<const TensorData> tensors);
+std::string safetensors_header(std::span<const TensorHeader> tensors);
 
 }  // namespace millrace

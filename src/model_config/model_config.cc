@@ -17,11 +17,13 @@ constexpr int64_t kMaxLayers = 512;    // backbone and draft stages together
 constexpr int64_t kMaxSize = 1 << 16;  // hidden, intermediate and low-rank sizes
 constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxHeadDim = 4096;
-constexpr int64_t kMaxExperts = 4096;
+constexpr int64_t kMaxExperts = 4096;     // of one layer
+constexpr int64_t kMaxAllExperts = 1 << 16;  // six tensors each
 constexpr int64_t kMaxVocab = 1 << 24;     // ids are also exact as floats
 constexpr int64_t kMaxPosition = 1 << 24;  // rotary angles use positions as floats
 constexpr int64_t kMaxWindow = 1 << 16;    // every layer of a sequence holds one, uncompressed
 constexpr int64_t kMaxEngramTables = 64;
+constexpr int64_t kMaxEngramColumns = 1024;  // of all tables; each needs a prime
 constexpr int64_t kMaxEngramVocab = int64_t{1} << 31;
 
 template <class Found, class... Expected>
@@ -255,6 +257,10 @@ Status complete_engram(ModelConfig& c) {
       {"engram_compressed_vocab_size", c.engram_compressed_vocab_size, 1, c.vocab_size},
   }));
   RETURN_IF_ERROR(check_blocks({{"engram_head_dim", c.engram_head_dim}}));
+  const int64_t num_columns = int64_t(c.engram_layer_ids.size()) * c.engram_num_columns();
+  if (num_columns > kMaxEngramColumns) {
+    return violation("columns of all engram tables", num_columns, "at most ", kMaxEngramColumns);
+  }
   const std::vector<EngramTable> tables = engram_tables(c);
   if (c.engram_num_embeddings.empty()) {
     for (const EngramTable& table : tables) c.engram_num_embeddings.push_back(table.num_rows);
@@ -287,6 +293,14 @@ Status check_draft(const ModelConfig& c) {
   return check_layer_ids("dspark_target_layer_ids", c.dspark_target_layer_ids, c.num_hidden_layers);
 }
 
+// A config of a few bytes must not ask for a list of millions of tensors.
+Status check_all_experts(const ModelConfig& c) {
+  const int64_t count = c.num_hidden_layers * c.n_routed_experts +
+                        c.num_nextn_predict_layers * c.dspark_n_routed_experts;
+  if (count <= kMaxAllExperts) return {};
+  return violation("experts of all layers and draft stages", count, "at most ", kMaxAllExperts);
+}
+
 Status check_vision(const ModelConfig& c) {
   if (!c.vision_config.has_value()) return {};
   const VisionConfig& v = *c.vision_config;
@@ -308,6 +322,7 @@ Status complete(ModelConfig& c) {
   RETURN_IF_ERROR(check_candidates(c));
   RETURN_IF_ERROR(complete_engram(c));
   RETURN_IF_ERROR(check_draft(c));
+  RETURN_IF_ERROR(check_all_experts(c));
   return check_vision(c);
 }
 

@@ -7,10 +7,13 @@
 #include <fstream>
 #include <sstream>
 
+#include "model_config/tensor_list.h"
+
 namespace millrace {
 namespace {
 
 namespace json = boost::json;
+using testing::AllOf;
 using testing::HasSubstr;
 
 std::string read_text(const std::string& path) {
@@ -211,7 +214,9 @@ TEST_P(Refuses, NamingKeyFoundAndExpected) {
   } else {
     (*object)[key] = json::parse(r.value);
   }
-  EXPECT_THAT(message_of(parse(root)), HasSubstr(r.message)) << r.pointer << " = " << r.value;
+  const std::string message = message_of(parse(root));
+  EXPECT_THAT(message, HasSubstr(r.message)) << r.pointer << " = " << r.value;
+  EXPECT_THAT(message, AllOf(HasSubstr(": found "), HasSubstr(", expected "))) << r.pointer;
 }
 
 constexpr const char* kRatiosThreeStages =
@@ -294,8 +299,33 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"text_config.rope_scaling.beta_fast", "0.5", "rope_scaling.beta_fast"},
         Refusal{"text_config.rope_scaling.original_max_position_embeddings", "0", "found 0"},
         Refusal{"text_config.max_position_embeddings", "33554432", "found 33554432"},
+        Refusal{"text_config.num_attention_heads", "0", "num_attention_heads: found 0"},
+        Refusal{"text_config.num_attention_heads", "4160", "num_attention_heads: found 4160"},
+        Refusal{"text_config.n_routed_experts", "0", "n_routed_experts: found 0"},
+        Refusal{"text_config.n_routed_experts", "4096",
+                "experts of all layers and draft stages: found 164224, expected at most 65536"},
+        Refusal{"text_config.num_experts_per_tok", "0", "num_experts_per_tok: found 0"},
+        Refusal{"text_config.index_n_heads", "0", "index_n_heads: found 0"},
+        Refusal{"text_config.index_head_dim", "8192", "index_head_dim: found 8192"},
+        Refusal{"text_config.q_lora_rank", "0", "q_lora_rank: found 0"},
+        Refusal{"text_config.o_lora_rank", "131072", "o_lora_rank: found 131072"},
+        Refusal{"text_config.moe_intermediate_size", "-32", "moe_intermediate_size: found -32"},
+        Refusal{"text_config.hc_mult", "9", "hc_mult: found 9, expected an integer from 1 to 8"},
+        Refusal{"text_config.hc_sinkhorn_iters", "1001", "hc_sinkhorn_iters: found 1001"},
+        Refusal{"text_config.hc_eps", "0", "hc_eps: found 0"},
+        Refusal{"text_config.swiglu_limit", "-1", "swiglu_limit: found -1"},
+        Refusal{"text_config.routed_scaling_factor", "1e39", "routed_scaling_factor: found 1e+39"},
+        Refusal{"text_config.compress_rope_theta", "1", "compress_rope_theta: found 1"},
+        Refusal{"text_config.rope_theta", "1e300", "rope_theta: found 1e+300, expected a number"},
+        Refusal{"text_config.rope_scaling.factor", "1000001", "factor: found 1e+06"},
+        Refusal{"text_config.rope_scaling.beta_slow", "0", "rope_scaling.beta_slow: found 0"},
+        Refusal{"text_config.vocab_size", "33554432", "vocab_size: found 33554432"},
+        Refusal{"bos_token_id", "-1", "bos_token_id: found -1"},
+        Refusal{"eos_token_id", "129280", "eos_token_id: found 129280"},
+        Refusal{"pad_token_id", "129280", "pad_token_id: found 129280"},
         Refusal{"image_token_id", "129280", "image_token_id: found 129280"},
-        Refusal{"eos_token_id", "[1, 2]", "eos_token_id: found [1,2], expected an integer"},
+        Refusal{"image_token_id", "-2", "image_token_id: found -2"},
+        Refusal{"eos_token_id", "[1, 2]", "eos_token_id: found [1, 2], expected an integer"},
         // Layer map.
         Refusal{"text_config.compress_ratios", "[0, 0]", "compress_ratios: found 2 entries"},
         Refusal{"text_config.compress_ratios", kRatiosTooLong, "found 44 entries"},
@@ -327,6 +357,15 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"text_config.engram_vocab_size", "0", "engram_vocab_size: found 0"},
         Refusal{"text_config.engram_compressed_vocab_size", "129281", "found 129281"},
         Refusal{"text_config.engram_pad_token_id", "129280", "engram_pad_token_id"},
+        Refusal{"text_config.engram_n_heads", "32",
+                "engram_num_embeddings[0]: found 384006168"},
+        Refusal{"text_config.engram_n_heads", "33", "engram_n_heads: found 33"},
+        Refusal{"text_config.engram_max_ngram_size", "9", "engram_max_ngram_size: found 9"},
+        Refusal{"text_config.engram_head_dim", "0", "engram_head_dim: found 0"},
+        Refusal{"text_config.engram_vocab_size", "2147483649", "found 2147483649"},
+        Refusal{"text_config.engram_compressed_vocab_size", "0", "found 0"},
+        Refusal{"text_config.engram_layer_ids", "[1, 1]", "strictly ascending"},
+        Refusal{"text_config.engram_layer_ids", "[1, 40]", "layers from 0 to 39"},
         // Draft and vision.
         Refusal{"text_config.num_nextn_predict_layers", "-1", "found -1"},
         Refusal{"text_config.num_nextn_predict_layers", "2", "found 43 entries"},
@@ -335,16 +374,65 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"text_config.dspark_target_layer_ids", "[37, 38, 40]", "layers from 0 to 39"},
         Refusal{"text_config.dspark_num_experts_per_tok", "129", "from 1 to 128"},
         Refusal{"text_config.dspark_noise_token_id", "129280", "dspark_noise_token_id"},
+        Refusal{"text_config.dspark_markov_rank", "0", "dspark_markov_rank: found 0"},
+        Refusal{"text_config.dspark_n_routed_experts", "0", "dspark_n_routed_experts: found 0"},
+        Refusal{"text_config.dspark_target_layer_ids", "[38, 37]", "strictly ascending"},
+        Refusal{"text_config.index_source_layer_ids", "[-1, 2]", "layers from 0 to 39"},
+        Refusal{"vision_config.num_hidden_layers", "0", "vision_config.num_hidden_layers: found 0"},
+        Refusal{"vision_config.hidden_size", "65537", "vision_config.hidden_size: found 65537"},
+        Refusal{"vision_config.intermediate_size", "0", "intermediate_size: found 0"},
+        Refusal{"vision_config.downsample_ratio", "65", "downsample_ratio: found 65"},
         Refusal{"vision_config.hidden_size", "-", "vision_config.hidden_size: found nothing"},
         Refusal{"vision_config.patch_size", "0", "vision_config.patch_size: found 0"}));
 
 TEST(ModelConfig, RefusesWhatIsNotAJsonObject) {
-  EXPECT_THAT(message_of(parse_model_config("")), HasSubstr("not JSON"));
-  EXPECT_THAT(message_of(parse_model_config("{\"a\": 1} x")), HasSubstr("not JSON"));
-  EXPECT_THAT(message_of(parse_model_config("[1, 2]")), HasSubstr("expected an object"));
-  EXPECT_THAT(message_of(parse_model_config(std::string(5000, '['))), HasSubstr("not JSON"));
-  EXPECT_THAT(message_of(parse_model_config(std::string(2 << 20, ' '))),
-              HasSubstr("expected at most"));
+  const std::pair<std::string, const char*> cases[] = {
+      {"", "found incomplete JSON at byte 0, expected JSON"},
+      {"{\"a\": 1} x", "found extra data at byte 9, expected JSON"},
+      {"{\"a\": \"\xfe\"}", "found syntax error at byte 7, expected JSON"},
+      {"[1, 2]", "found [1, 2], expected an object"},
+      {std::string(5000, '['), "found too deep at byte 32, expected JSON of at most 32 levels"},
+      {std::string(2 << 20, ' '), "found 2097152 bytes, expected at most 1048576"},
+  };
+  for (const auto& [text, want] : cases) EXPECT_EQ(message_of(parse_model_config(text)), want);
+}
+
+TEST(ModelConfig, RefusesAKeyThatAppearsTwice) {
+  std::string text = read_text("/tests/golden/config-v4.1-flash.json");
+  text.insert(text.find("\"hidden_size\""), "\"hidden_size\": 64, ");
+  EXPECT_THAT(message_of(parse_model_config(text)),
+              HasSubstr("text_config.hidden_size: found again at byte "));
+}
+
+// The same meaning under both of its names is as ambiguous as one name twice.
+TEST(ModelConfig, RefusesAFieldUnderBothOfItsNames) {
+  json::object root = flat();
+  root["hidden_size"] = 64;
+  EXPECT_EQ(message_of(parse(root)), "dim: found 5120, expected no second name of hidden_size");
+  root = flat();
+  root["dim"] = nullptr;
+  root["hidden_size"] = 5120;
+  EXPECT_EQ(message_of(parse(root)), "accepted");
+}
+
+TEST(ModelConfig, BoundsThePrimesThatItSearches) {
+  json::object root = released();
+  json::object& text = root["text_config"].as_object();
+  text["engram_layer_ids"] = {1, 2, 3, 4, 5};
+  text["engram_n_heads"] = 32;
+  text["engram_max_ngram_size"] = 8;
+  EXPECT_EQ(message_of(parse(root)),
+            "columns of all engram tables: found 1120, expected at most 1024");
+}
+
+// What is allocated for a config is bounded by the limits, whatever its numbers say.
+TEST(ModelConfig, TheLargestModelThatIsAcceptedHasAListOfModerateSize) {
+  json::object root = released();
+  json::object& text = root["text_config"].as_object();
+  text["n_routed_experts"] = (65536 - 3 * 128) / 40;
+  const Result<ModelConfig> config = parse(root);
+  ASSERT_TRUE(config.has_value()) << config.error().message;
+  EXPECT_LT(tensor_list(config.value()).size(), 400'000u);
 }
 
 }  // namespace

@@ -1,9 +1,8 @@
 #include <algorithm>
 #include <boost/json.hpp>
-#include <iterator>
-#include <limits>
 
 #include "base/format.h"
+#include "json/document.h"
 #include "model_config/model_config.h"
 
 namespace millrace {
@@ -11,7 +10,7 @@ namespace {
 
 namespace json = boost::json;
 
-constexpr size_t kMaxBytes = 1 << 20;
+constexpr JsonFileLimits kLimits = {.max_bytes = 1 << 20, .max_depth = 32};
 constexpr size_t kMaxListEntries = 4096;
 
 // Other spellings of a key: the names of the reference's flat inference/config.json.
@@ -49,12 +48,6 @@ constexpr struct {
     {"vision_config.patch_size", "vision_patch_size"},
     {"vision_config.downsample_ratio", "vision_downsample_ratio"},
 };
-
-std::string describe(const json::value& value) {
-  std::string text = json::serialize(value);
-  if (text.size() > 60) text = text.substr(0, 57) + "...";
-  return text;
-}
 
 // Reads typed fields of one object. The first problem is kept and every later read does nothing,
 // so that a run of fields reads as a list; look at status() afterwards.
@@ -103,13 +96,15 @@ class Reader {
                outer != nullptr && outer->is_object()) {
       return {present(outer->get_object(), key.substr(dot + 1)), format(prefix_, key)};
     }
+    const Found flat = find_flat(key);
+    return flat.value != nullptr ? flat : Found{nullptr, format(prefix_, key)};
+  }
+
+  Found find_flat(std::string_view key) const {
     for (const auto& names : kFlatNames) {
-      if (names.key != key) continue;
-      if (const json::value* v = present(object_, names.flat)) {
-        return {v, format(prefix_, names.flat)};
-      }
+      if (names.key == key) return {present(object_, names.flat), format(prefix_, names.flat)};
     }
-    return {nullptr, format(prefix_, key)};
+    return {nullptr, ""};
   }
 
   static const json::value* present(const json::object& object, std::string_view key) {
@@ -118,9 +113,8 @@ class Reader {
   }
 
   void fail(const Found& found, std::string_view expected) {
-    const std::string what = found.value == nullptr ? "nothing" : describe(*found.value);
-    status_ = Error{Code::kInvalidArgument,
-                    format(found.name, ": found ", what, ", expected ", expected)};
+    status_ = Error{Code::kInvalidArgument, format(found.name, ": found ", describe(found.value),
+                                                   ", expected ", expected)};
   }
 
   template <class T>
@@ -131,7 +125,12 @@ class Reader {
       if (is_required) fail(found, kind_of(out));
       return;
     }
-    if (!assign(*found.value, out)) fail(found, kind_of(out));
+    if (!assign(*found.value, out)) return fail(found, kind_of(out));
+    // A nested object beside it settles what is meant: its file uses `dtype` for something else.
+    const Found flat = find_flat(key);
+    if (key.find('.') == key.npos && flat.value != nullptr && flat.value != found.value) {
+      fail(flat, format("no second name of ", found.name));
+    }
   }
 
   static std::string_view kind_of(int64_t) { return "an integer"; }
@@ -290,21 +289,15 @@ void read_vision(Reader& in, std::optional<VisionConfig>& vision) {
 }  // namespace
 
 Result<ModelConfig> parse_model_config(std::string_view text) {
-  if (text.size() > kMaxBytes) {
-    return Error{Code::kExhausted,
-                 format("found ", text.size(), " bytes, expected at most ", kMaxBytes)};
-  }
-  json::error_code ec;
-  const json::value document = json::parse(json::string_view(text.data(), text.size()), ec);
-  if (ec) return Error{Code::kCorrupt, format("not JSON: ", ec.message())};
+  ASSIGN_OR_RETURN(const json::value document, parse_json_file(text, kLimits));
   if (!document.is_object()) {
-    return Error{Code::kCorrupt, format("found ", describe(document), ", expected an object")};
+    return Error{Code::kCorrupt, format("found ", describe(&document), ", expected an object")};
   }
   const json::object& root = document.get_object();
   const json::value* nested = root.if_contains("text_config");
   if (nested != nullptr && !nested->is_object()) {
     return Error{Code::kInvalidArgument,
-                 format("text_config: found ", describe(*nested), ", expected an object")};
+                 format("text_config: found ", describe(nested), ", expected an object")};
   }
 
   ModelConfig config;

@@ -7,6 +7,8 @@ std::string_view finish_reason_name(FinishReason reason) {
     case FinishReason::kStop: return "stop";
     case FinishReason::kLength: return "length";
     case FinishReason::kAbort: return "abort";
+    case FinishReason::kTimeout: return "timeout";
+    case FinishReason::kError: return "error";
   }
   return "unknown";
 }

@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/status.h"
 #include "request/sampling_params.h"
 
 namespace millrace {
@@ -25,8 +26,19 @@ struct Request {
   std::vector<int32_t> prompt_token_ids;
   SamplingParams sampling;
   StopScope stop_scope;
-  int32_t choice_idx = 0;  // of several answers to one prompt: each draws its own randomness
+  int32_t choice_idx = 0;   // of several answers to one prompt: each draws its own randomness
+  int32_t num_choices = 1;  // answers to the prompt, from choice_idx on; at most kMaxChoices
+  // Lower is served first, as in vLLM. Clamped to kMinPriority and kMaxPriority; each step is worth
+  // a share kPriorityWeight times as large, so that nobody starves.
+  int32_t priority = 0;
+  std::string fairness_key;          // requests of one priority are served evenly by key
+  std::optional<double> timeout_ms;  // from arrival; then it ends with kTimeout
 };
+
+inline constexpr int32_t kMaxChoices = 128;
+inline constexpr int32_t kMinPriority = -4;
+inline constexpr int32_t kMaxPriority = 4;
+inline constexpr double kPriorityWeight = 4;
 
 // One token's log-probability. Its rank counts from 1 in the order of the sampler: descending, the
 // lower id first on ties.
@@ -42,9 +54,11 @@ struct TokenLogprobs {
 };
 
 enum class FinishReason {
-  kStop,    // an end token, a stop token or a stop string
-  kLength,  // max_tokens, or the end of the context
-  kAbort,   // the caller gave up
+  kStop,     // an end token, a stop token or a stop string
+  kLength,   // max_tokens, or the end of the context
+  kAbort,    // the caller gave up
+  kTimeout,  // the request's time was over
+  kError,    // it cannot go on; the event says why
 };
 
 std::string_view finish_reason_name(FinishReason reason);
@@ -62,9 +76,13 @@ struct StreamEvent {
   // So many bytes of the output are settled: no stop string will take them back. The last event
   // cuts off an end or stop token, and a matched stop string unless the request includes it.
   int64_t num_settled_bytes = 0;
-  std::optional<TokenLogprobs> logprobs;      // of the token
+  std::optional<TokenLogprobs> logprobs;  // of the token
+  // Of the prompt tokens that follow those of the events before, if asked for; nothing comes before
+  // the first token, so these begin with the second. On events of the first choice only.
+  std::vector<TokenLogprobs> prompt_logprobs;
   std::optional<FinishReason> finish_reason;  // on the last event
   StopReason stop_reason;
+  std::optional<Error> error;  // of kError
 };
 
 }  // namespace millrace

@@ -36,12 +36,13 @@ TEST(Sampler, AllocatesNothingPerToken) {
   request.sampling.bad_words_token_ids = {{3, 4}};
   std::vector<float> logits(4096);
   for (size_t i = 0; i < logits.size(); ++i) logits[i] = float(i * 7919 % 4096) / 256;
+  SamplerScratch scratch;
   Sampler sampler(request, {int64_t(logits.size()), {1}, 5, /*max_tokens=*/200});
   TokenLogprobs logprobs;
   logprobs.top.reserve(6);
   const int64_t before = num_allocations;
   for (int i = 0; i < 200; ++i) {
-    const int32_t token = sampler.sample(logits).value();
+    const int32_t token = sampler.sample(logits, scratch).value();
     compute_logprobs(logits, token, 5, logprobs);
     sampler.append(token);
   }

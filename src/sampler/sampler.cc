@@ -22,6 +22,10 @@ struct Likelier {
   }
 };
 
+int32_t argmax(std::span<const float> logits) {
+  return int32_t(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
 // The contract's lane sum (kernels/kernels.h), in double: element i goes to lane i mod 16, and the
 // lanes end in one fixed tree.
 class LaneSum {
@@ -51,18 +55,14 @@ Sampler::Sampler(const Request& request, Options options)
       choice_idx_(uint32_t(request.choice_idx)),
       num_prompt_tokens_(int64_t(request.prompt_token_ids.size())) {
   const auto vocab_size = size_t(options_.vocab_size);
-  logits_.resize(vocab_size);
-  weights_.resize(vocab_size);
-  candidates_.reserve(vocab_size);
-  seen_.resize(vocab_size);
-  seen_ids_.reserve(vocab_size);
-  tokens_.reserve(request.prompt_token_ids.size() +
-                  size_t(std::clamp<int64_t>(options_.max_tokens, 0, 1 << 20)));
-  tokens_ = request.prompt_token_ids;
-  for (int32_t id : tokens_) {
-    Seen& seen = seen_[size_t(id)];
-    seen.in_prompt = true;
-    if (!std::exchange(seen.listed, true)) seen_ids_.push_back(id);
+  output_.reserve(size_t(std::clamp<int64_t>(options_.max_tokens, 0, 1 << 20)));
+  if (has_penalties()) {
+    seen_.resize(vocab_size);
+    seen_ids_.reserve(vocab_size);
+    for (int32_t id : request.prompt_token_ids) {
+      seen_[size_t(id)].in_prompt = true;
+      see(id);
+    }
   }
   if (!params_.allowed_token_ids.empty()) {
     is_allowed_.resize(vocab_size);
@@ -70,34 +70,49 @@ Sampler::Sampler(const Request& request, Options options)
   }
 }
 
+bool Sampler::has_penalties() const {
+  return params_.repetition_penalty != 1 || params_.frequency_penalty != 0 ||
+         params_.presence_penalty != 0;
+}
+
+// Neither bans nor penalties nor biases change anything now.
+bool Sampler::leaves_logits_alone() const {
+  return !has_penalties() && params_.logit_bias.empty() && is_allowed_.empty() &&
+         params_.bad_words_token_ids.empty() && num_output_tokens() >= params_.min_tokens;
+}
+
+void Sampler::see(int32_t token_id) {
+  if (!std::exchange(seen_[size_t(token_id)].listed, true)) seen_ids_.push_back(token_id);
+}
+
 void Sampler::append(int32_t token_id) {
   MR_CHECK(token_id >= 0);
   MR_CHECK_OP(token_id, <, options_.vocab_size);
-  tokens_.push_back(token_id);
-  Seen& seen = seen_[size_t(token_id)];
-  ++seen.output_count;
-  if (!std::exchange(seen.listed, true)) seen_ids_.push_back(token_id);
+  output_.push_back(token_id);
+  if (seen_.empty()) return;
+  ++seen_[size_t(token_id)].output_count;
+  see(token_id);
 }
 
 void Sampler::pop() {
   MR_CHECK_OP(num_output_tokens(), >, 0);
-  --seen_[size_t(tokens_.back())].output_count;
-  tokens_.pop_back();
+  if (!seen_.empty()) --seen_[size_t(output_.back())].output_count;
+  output_.pop_back();
 }
 
 Error Sampler::error(Code code, const std::string& what) const {
   return error_at(code, request_id_, num_tokens(), what);
 }
 
-void Sampler::ban_tokens() {
-  const auto ban = [&](int32_t id) { logits_[size_t(id)] = kBanned; };
+void Sampler::ban_tokens(std::vector<float>& logits) const {
+  const auto ban = [&](int32_t id) { logits[size_t(id)] = kBanned; };
   for (size_t id = 0; id < is_allowed_.size(); ++id) {
-    if (!is_allowed_[id]) logits_[id] = kBanned;
+    if (!is_allowed_[id]) logits[id] = kBanned;
   }
   for (const std::vector<int32_t>& word : params_.bad_words_token_ids) {
     const size_t num_before = word.size() - 1;
-    if (num_before <= size_t(num_output_tokens()) &&
-        std::equal(word.begin(), word.end() - 1, tokens_.end() - ptrdiff_t(num_before))) {
+    if (num_before <= output_.size() &&
+        std::equal(word.begin(), word.end() - 1, output_.end() - ptrdiff_t(num_before))) {
       ban(word.back());
     }
   }
@@ -109,13 +124,13 @@ void Sampler::ban_tokens() {
   }
 }
 
-void Sampler::apply_penalties() {
+void Sampler::apply_penalties(std::vector<float>& logits) const {
   const float repetition = float(params_.repetition_penalty);
   const float frequency = float(params_.frequency_penalty);
   const float presence = float(params_.presence_penalty);
   for (int32_t id : seen_ids_) {
     const Seen& seen = seen_[size_t(id)];
-    float& logit = logits_[size_t(id)];
+    float& logit = logits[size_t(id)];
     if (seen.in_prompt || seen.output_count > 0) {
       logit = logit > 0 ? logit / repetition : logit * repetition;
     }
@@ -125,57 +140,53 @@ void Sampler::apply_penalties() {
     }
   }
   for (const auto& [id, bias] : params_.logit_bias) {
-    logits_[size_t(id)] += float(bias);
+    logits[size_t(id)] += float(bias);
   }
-}
-
-int32_t Sampler::argmax() const {
-  return int32_t(std::max_element(logits_.begin(), logits_.end()) - logits_.begin());
 }
 
 // Candidates by id: those that bans and min_p leave, with their weights.
-void Sampler::keep_candidates(float max_logit) {
-  candidates_.clear();
-  num_sorted_ = 0;
-  for (size_t id = 0; id < logits_.size(); ++id) {
-    if (logits_[id] == kBanned) continue;
-    const double distance = double(logits_[id]) - double(max_logit);
-    weights_[id] = exp_f64(distance / params_.temperature);
-    if (weights_[id] >= params_.min_p) candidates_.push_back(int32_t(id));
+void Sampler::keep_candidates(float max_logit, SamplerScratch& scratch) const {
+  scratch.candidates_.clear();
+  scratch.num_sorted_ = 0;
+  for (size_t id = 0; id < scratch.logits_.size(); ++id) {
+    if (scratch.logits_[id] == kBanned) continue;
+    const double distance = double(scratch.logits_[id]) - double(max_logit);
+    scratch.weights_[id] = exp_f64(distance / params_.temperature);
+    if (scratch.weights_[id] >= params_.min_p) scratch.candidates_.push_back(int32_t(id));
   }
 }
 
-// Brings the first `count` candidates into their final order. Few are needed as a rule, so a full
-// sort would be waste; the order is total, so how it is reached makes no difference.
-void Sampler::sort_candidates(size_t count) {
-  count = std::min(count, candidates_.size());
-  if (count <= num_sorted_) return;
-  const Likelier likelier{logits_.data()};
-  const auto begin = candidates_.begin() + ptrdiff_t(num_sorted_);
-  const auto end = candidates_.begin() + ptrdiff_t(count);
-  if (end != candidates_.end()) std::nth_element(begin, end, candidates_.end(), likelier);
-  std::sort(begin, end, likelier);
-  num_sorted_ = count;
-}
-
-int32_t Sampler::draw(double u) {
-  if (params_.top_k > 0 && size_t(params_.top_k) < candidates_.size()) {
+int32_t Sampler::draw(double u, SamplerScratch& scratch) const {
+  std::vector<int32_t>& candidates = scratch.candidates_;
+  const Likelier likelier{scratch.logits_.data()};
+  // Brings the first `count` candidates into their final order. Few are needed as a rule, so a
+  // full sort would be waste; the order is total, so how it is reached makes no difference.
+  const auto sort_candidates = [&](size_t count) {
+    count = std::min(count, candidates.size());
+    if (count <= scratch.num_sorted_) return;
+    const auto begin = candidates.begin() + ptrdiff_t(scratch.num_sorted_);
+    const auto end = candidates.begin() + ptrdiff_t(count);
+    if (end != candidates.end()) std::nth_element(begin, end, candidates.end(), likelier);
+    std::sort(begin, end, likelier);
+    scratch.num_sorted_ = count;
+  };
+  if (params_.top_k > 0 && size_t(params_.top_k) < candidates.size()) {
     sort_candidates(size_t(params_.top_k));
-    candidates_.resize(size_t(params_.top_k));
+    candidates.resize(size_t(params_.top_k));
   }
   const auto weight = [&](size_t i) {
-    if (i >= num_sorted_) sort_candidates(std::max<size_t>(64, 4 * num_sorted_));
-    return weights_[size_t(candidates_[i])];
+    if (i >= scratch.num_sorted_) sort_candidates(std::max<size_t>(64, 4 * scratch.num_sorted_));
+    return scratch.weights_[size_t(candidates[i])];
   };
   LaneSum lanes;
-  for (int32_t id : candidates_) lanes.add(size_t(id), weights_[size_t(id)]);
+  for (int32_t id : candidates) lanes.add(size_t(id), scratch.weights_[size_t(id)]);
   double mass = lanes.total();
 
-  size_t num_kept = candidates_.size();
+  size_t num_kept = candidates.size();
   if (params_.top_p < 1) {
     const double limit = params_.top_p * mass;
     double sum = 0;
-    for (num_kept = 0; num_kept < candidates_.size() && sum < limit; ++num_kept) {
+    for (num_kept = 0; num_kept < candidates.size() && sum < limit; ++num_kept) {
       sum += weight(num_kept);
     }
     mass = sum;
@@ -184,20 +195,23 @@ int32_t Sampler::draw(double u) {
   double sum = 0;
   for (size_t i = 0; i < num_kept; ++i) {
     sum += weight(i);
-    if (sum > target) return candidates_[i];
+    if (sum > target) return candidates[i];
   }
   // The running sum may end below `mass` by a rounding; u was next to 1.
-  return candidates_[num_kept - 1];
+  return candidates[num_kept - 1];
 }
 
-Result<int32_t> Sampler::sample(std::span<const float> logits) {
-  MR_CHECK_OP(logits.size(), ==, logits_.size());
+Result<int32_t> Sampler::sample(std::span<const float> logits, SamplerScratch& scratch) {
+  MR_CHECK_OP(int64_t(logits.size()), ==, options_.vocab_size);
   RETURN_IF_ERROR(check_finite(logits, request_id_, num_tokens()));
-  std::copy(logits.begin(), logits.end(), logits_.begin());
-  ban_tokens();
-  apply_penalties();
-  const int32_t best = argmax();
-  const float max_logit = logits_[size_t(best)];
+  const bool is_greedy = params_.temperature < kGreedyTemperature;
+  if (is_greedy && leaves_logits_alone()) return argmax(logits);
+  std::vector<float>& changed = scratch.logits_;
+  changed.assign(logits.begin(), logits.end());
+  ban_tokens(changed);
+  apply_penalties(changed);
+  const int32_t best = argmax(changed);
+  const float max_logit = changed[size_t(best)];
   if (max_logit == kBanned) {
     return error(Code::kInvalidArgument,
                  "allowed_token_ids, bad words and min_tokens leave no token");
@@ -206,9 +220,11 @@ Result<int32_t> Sampler::sample(std::span<const float> logits) {
     return error(Code::kCorrupt, format("logit of token ", best, " after penalties is ", max_logit,
                                         ", expected a finite number"));
   }
-  if (params_.temperature < kGreedyTemperature) return best;
-  keep_candidates(max_logit);
-  return draw(uniform01(options_.seed, num_tokens(), choice_idx_, RandomPurpose::kSample));
+  if (is_greedy) return best;
+  scratch.weights_.resize(logits.size());
+  scratch.candidates_.reserve(logits.size());
+  keep_candidates(max_logit, scratch);
+  return draw(uniform01(options_.seed, num_tokens(), choice_idx_, RandomPurpose::kSample), scratch);
 }
 
 Status check_finite(std::span<const float> logits, std::string_view request_id, int64_t position) {

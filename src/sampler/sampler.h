@@ -34,10 +34,22 @@
 
 namespace millrace {
 
-// The sampler of one sequence: the tokens so far as the stages need them, and working memory.
+// Working memory of sample(), for any number of samplers: a few vocabularies long.
+//
+// Threading: one thread at a time.
+class SamplerScratch {
+ private:
+  friend class Sampler;
+  std::vector<float> logits_;        // minus infinity: banned
+  std::vector<double> weights_;      // by token id
+  std::vector<int32_t> candidates_;  // ids; the first num_sorted_ are in their final order
+  size_t num_sorted_ = 0;
+};
+
+// The sampler of one sequence: of the tokens so far what the request's stages need.
 //
 // Threading: one thread at a time. Allocates when built; sample() and append() do not, up to
-// max_tokens (but at most 2^20) tokens.
+// max_tokens (but at most 2^20) tokens, once the scratch has been used with this vocabulary.
 class Sampler {
  public:
   struct Options {
@@ -54,13 +66,13 @@ class Sampler {
   // The token that follows the tokens so far. Refuses logits that are not finite (kCorrupt), and
   // a request whose bans leave no token (kInvalidArgument); the message names request and
   // position.
-  Result<int32_t> sample(std::span<const float> logits /*[vocab_size]*/);
+  Result<int32_t> sample(std::span<const float> logits /*[vocab_size]*/, SamplerScratch& scratch);
 
   void append(int32_t token_id);  // the token was taken
   void pop();                     // and was taken back; requires num_output_tokens() > 0
 
-  int64_t num_tokens() const { return int64_t(tokens_.size()); }
-  int64_t num_output_tokens() const { return num_tokens() - num_prompt_tokens_; }
+  int64_t num_tokens() const { return num_prompt_tokens_ + num_output_tokens(); }
+  int64_t num_output_tokens() const { return int64_t(output_.size()); }
 
  private:
   struct Seen {
@@ -70,29 +82,25 @@ class Sampler {
   };
 
   Error error(Code code, const std::string& what) const;
-  void ban_tokens();
-  void apply_penalties();
-  int32_t argmax() const;
-  int32_t draw(double u);
-  void keep_candidates(float max_logit);
-  void sort_candidates(size_t count);
+  bool has_penalties() const;
+  bool leaves_logits_alone() const;
+  void see(int32_t token_id);
+  void ban_tokens(std::vector<float>& logits) const;
+  void apply_penalties(std::vector<float>& logits) const;
+  int32_t draw(double u, SamplerScratch& scratch) const;
+  void keep_candidates(float max_logit, SamplerScratch& scratch) const;
 
   std::string request_id_;
   SamplingParams params_;
   Options options_;
   uint32_t choice_idx_;
 
-  std::vector<int32_t> tokens_;  // prompt, then output
   int64_t num_prompt_tokens_;
+  std::vector<int32_t> output_;
+  // With penalties only.
   std::vector<Seen> seen_;         // by token id
-  std::vector<int32_t> seen_ids_;  // tokens that stand, or stood, anywhere in tokens_
+  std::vector<int32_t> seen_ids_;  // tokens that stand, or stood, anywhere
   std::vector<uint8_t> is_allowed_;  // by token id; empty: all are
-
-  // Working memory of one sample().
-  std::vector<float> logits_;      // minus infinity: banned
-  std::vector<double> weights_;    // by token id
-  std::vector<int32_t> candidates_;  // ids; the first num_sorted_ are in their final order
-  size_t num_sorted_ = 0;
 };
 
 // kCorrupt, naming request, position and token, unless every logit is a finite number.

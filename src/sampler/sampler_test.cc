@@ -14,6 +14,8 @@
 namespace millrace {
 namespace {
 
+SamplerScratch scratch;  // all tests share it: nothing may stay in it
+
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -34,7 +36,7 @@ Sampler make_sampler(const Request& request, size_t vocab_size, uint64_t seed = 
 int32_t sample_once(const SamplingParams& params, const std::vector<float>& logits,
                     uint64_t seed = 0) {
   Sampler sampler = make_sampler(make_request(params), logits.size(), seed);
-  return sampler.sample(logits).value();
+  return sampler.sample(logits, scratch).value();
 }
 
 SamplingParams greedy() {
@@ -109,7 +111,7 @@ TEST(Sampler, DrawsFromTheDistributionThatTheHeaderDescribes) {
     Sampler sampler = make_sampler(make_request(params), logits.size(), 11);
     std::vector<int> count(logits.size());
     for (int i = 0; i < kDraws; ++i) {
-      const int32_t token = sampler.sample(logits).value();
+      const int32_t token = sampler.sample(logits, scratch).value();
       ++count[size_t(token)];
       sampler.append(token);
     }
@@ -184,7 +186,7 @@ TEST(Sampler, ATokenDependsOnSeedPositionAndChoiceOnly) {
     Sampler sampler = make_sampler(request, logits.size(), seed);
     std::vector<int32_t> out;
     for (int i = 0; i < 50; ++i) {
-      out.push_back(sampler.sample(logits).value());
+      out.push_back(sampler.sample(logits, scratch).value());
       sampler.append(out.back());
     }
     return out;
@@ -194,7 +196,7 @@ TEST(Sampler, ATokenDependsOnSeedPositionAndChoiceOnly) {
   EXPECT_NE(tokens(5, 0), tokens(5, 1));
   // The same position is reached with one more prompt token: the same draw.
   Sampler longer = make_sampler(make_request(params, {0, 7}), logits.size(), 5);
-  EXPECT_EQ(longer.sample(logits).value(), tokens(5, 0)[1]);
+  EXPECT_EQ(longer.sample(logits, scratch).value(), tokens(5, 0)[1]);
 }
 
 TEST(Sampler, PoppedTokensLeaveNoTrace) {
@@ -208,10 +210,10 @@ TEST(Sampler, PoppedTokensLeaveNoTrace) {
   Sampler detour = make_sampler(request, logits.size(), 9);
   for (int i = 0; i < 40; ++i) {
     for (int32_t wrong : {3, 8, 3}) detour.append(wrong);
-    (void)detour.sample(logits).value();
+    (void)detour.sample(logits, scratch).value();
     for (int k = 0; k < 3; ++k) detour.pop();
-    const int32_t token = straight.sample(logits).value();
-    ASSERT_EQ(detour.sample(logits).value(), token) << "token " << i;
+    const int32_t token = straight.sample(logits, scratch).value();
+    ASSERT_EQ(detour.sample(logits, scratch).value(), token) << "token " << i;
     straight.append(token);
     detour.append(token);
   }
@@ -254,7 +256,7 @@ TEST(Sampler, PenaltiesFollowTheTable) {
   for (const PenaltyCase& c : cases) {
     Sampler sampler = make_sampler(make_request(c.params, c.prompt), c.logits.size());
     for (int32_t token : c.output) sampler.append(token);
-    EXPECT_EQ(sampler.sample(c.logits).value(), c.want) << c.what;
+    EXPECT_EQ(sampler.sample(c.logits, scratch).value(), c.want) << c.what;
   }
 }
 
@@ -290,13 +292,13 @@ TEST(Sampler, ABadWordIsStoppedAtItsLastToken) {
   params.bad_words_token_ids = {{2, 3, 4}, {5}};
   const std::vector<float> wants_4 = {0, 0, 1, 0, 9, 10};
   Sampler sampler = make_sampler(make_request(params, {2, 3}), wants_4.size());
-  EXPECT_EQ(sampler.sample(wants_4).value(), 4) << "the word began in the prompt";
+  EXPECT_EQ(sampler.sample(wants_4, scratch).value(), 4) << "the word began in the prompt";
   sampler.append(2);
-  EXPECT_EQ(sampler.sample(wants_4).value(), 4);
+  EXPECT_EQ(sampler.sample(wants_4, scratch).value(), 4);
   sampler.append(3);
-  EXPECT_EQ(sampler.sample(wants_4).value(), 2);
+  EXPECT_EQ(sampler.sample(wants_4, scratch).value(), 2);
   sampler.append(3);
-  EXPECT_EQ(sampler.sample(wants_4).value(), 4);
+  EXPECT_EQ(sampler.sample(wants_4, scratch).value(), 4);
 }
 
 TEST(Sampler, EndAndStopTokensWaitForMinTokens) {
@@ -305,11 +307,11 @@ TEST(Sampler, EndAndStopTokensWaitForMinTokens) {
   params.stop_token_ids = {3};
   const std::vector<float> logits = {0, 9, 1, 8};  // wants kEos, then the stop token
   Sampler sampler = make_sampler(make_request(params), logits.size());
-  EXPECT_EQ(sampler.sample(logits).value(), 2);
+  EXPECT_EQ(sampler.sample(logits, scratch).value(), 2);
   sampler.append(2);
-  EXPECT_EQ(sampler.sample(logits).value(), 2);
+  EXPECT_EQ(sampler.sample(logits, scratch).value(), 2);
   sampler.append(2);
-  EXPECT_EQ(sampler.sample(logits).value(), kEos);
+  EXPECT_EQ(sampler.sample(logits, scratch).value(), kEos);
 
   params.ignore_eos = true;
   EXPECT_EQ(sample_once(params, logits), kEos) << "an end token like any other";
@@ -320,7 +322,7 @@ TEST(Sampler, RefusesARequestWithoutAnyToken) {
   params.allowed_token_ids = {kEos};
   params.min_tokens = 1;
   Sampler sampler = make_sampler(make_request(params), 3);
-  const Result<int32_t> token = sampler.sample(std::vector<float>{1, 2, 3});
+  const Result<int32_t> token = sampler.sample(std::vector<float>{1, 2, 3}, scratch);
   ASSERT_FALSE(token.has_value());
   EXPECT_EQ(token.error().code, Code::kInvalidArgument);
   EXPECT_EQ(token.error().message,
@@ -333,7 +335,7 @@ TEST(Sampler, RefusesLogitsThatAreNotFinite) {
                        -std::numeric_limits<float>::infinity()};
   for (float value : bad) {
     Sampler sampler = make_sampler(make_request({}, {0, 0, 0}), 3);
-    const Result<int32_t> token = sampler.sample(std::vector<float>{1, value, 3});
+    const Result<int32_t> token = sampler.sample(std::vector<float>{1, value, 3}, scratch);
     ASSERT_FALSE(token.has_value());
     EXPECT_EQ(token.error().code, Code::kCorrupt);
     EXPECT_THAT(token.error().message, HasSubstr("request r1, position 3: logit of token 1 is "));
@@ -342,7 +344,7 @@ TEST(Sampler, RefusesLogitsThatAreNotFinite) {
   SamplingParams params = greedy();
   params.repetition_penalty = 1e-6;
   Sampler sampler = make_sampler(make_request(params, {2}), 3);
-  const Result<int32_t> token = sampler.sample(std::vector<float>{1, 2, 1e38f});
+  const Result<int32_t> token = sampler.sample(std::vector<float>{1, 2, 1e38f}, scratch);
   ASSERT_FALSE(token.has_value());
   EXPECT_THAT(token.error().message, HasSubstr("logit of token 2 after penalties is inf"));
 }

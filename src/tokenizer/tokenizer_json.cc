@@ -6,12 +6,16 @@
 #include <unordered_set>
 
 #include "base/format.h"
+#include "json/document.h"
 #include "tokenizer/utf8.h"
 
 namespace millrace {
 namespace {
 
 namespace bj = boost::json;
+
+// Ten times the released file; it nests 5 levels deep.
+constexpr JsonFileLimits kLimits = {.max_bytes = 64 << 20, .max_depth = 16};
 
 // The three patterns of splitter.h as the file spells them, with CR and LF escaped.
 constexpr std::string_view kSplitPatterns[] = {
@@ -22,21 +26,6 @@ constexpr std::string_view kSplitPatterns[] = {
 };
 
 std::string_view view(const bj::string& s) { return {s.data(), s.size()}; }
-
-std::string describe(const bj::value* value) {
-  if (value == nullptr) return "nothing";
-  switch (value->kind()) {
-    case bj::kind::object:
-      return "an object";
-    case bj::kind::array:
-      return format("an array of ", value->get_array().size());
-    default: {
-      constexpr size_t kLongest = 200;
-      const std::string text = bj::serialize(*value);
-      return text.size() <= kLongest ? text : text.substr(0, kLongest) + "...";
-    }
-  }
-}
 
 Error wrong(std::string_view key, const bj::value* found, std::string_view expected) {
   return Error{Code::kCorrupt, format(key, ": found ", describe(found), ", expected ", expected)};
@@ -416,20 +405,8 @@ class Reader {
 }  // namespace
 
 Result<TokenizerJson> read_tokenizer_json(std::string_view json) {
-  bj::parse_options options;
-  options.max_depth = 16;  // the format needs 5
-  boost::system::error_code error;
   bj::monotonic_resource memory;
-  bj::stream_parser parser({}, options);
-  parser.reset(&memory);
-  const size_t parsed = parser.write_some(json.data(), json.size(), error);
-  if (!error) parser.finish(error);
-  if (!error && parsed != json.size()) error = bj::error::extra_data;
-  if (error) {
-    return Error{Code::kCorrupt,
-                 format("not JSON: ", error.message(), " at or after byte ", parsed)};
-  }
-  const bj::value root_value = parser.release();
+  ASSIGN_OR_RETURN(const bj::value root_value, parse_json_file(json, kLimits, &memory));
   ASSIGN_OR_RETURN(const bj::object* root, object_at(&root_value, "the text"));
   return Reader().read(*root);
 }

@@ -60,7 +60,7 @@ TEST(TokenizerJson, RefusesWhatItWouldTokeniseDifferently) {
       {[](File& f) { f.model_type = R"("WordPiece")"; },
        R"(model.type: found "WordPiece", expected "BPE")"},
       {[](File& f) { f.model_options = R"("dropout": 0.1)"; },
-       "model.dropout: found 1E-1, expected it to be off (null, false, \"\", 0 or absent)"},
+       "model.dropout: found 0.1, expected it to be off (null, false, \"\", 0 or absent)"},
       {[](File& f) { f.model_options = R"("ignore_merges": true)"; },
        "model.ignore_merges: found true, expected it to be off"},
       {[](File& f) { f.model_options = R"("end_of_word_suffix": "</w>")"; },
@@ -70,12 +70,12 @@ TEST(TokenizerJson, RefusesWhatItWouldTokeniseDifferently) {
       {[](File& f) { f.normalizer = R"({"type": "NFC"})"; },
        R"(normalizer.type: found "NFC", expected "Sequence")"},
       {[](File& f) { f.normalizer = R"({"type": "Sequence", "normalizers": [{"type": "NFC"}]})"; },
-       "normalizer.normalizers: found an array of 1, expected an empty array"},
+       "normalizer.normalizers: found [an object], expected an empty array"},
       {[](File& f) { f.pre_tokenizer = "null"; }, "pre_tokenizer: found null, expected an object"},
       {[](File& f) { f.pre_tokenizer = R"({"type": "ByteLevel"})"; },
        R"(pre_tokenizer.type: found "ByteLevel", expected "Sequence")"},
       {[](File& f) { f.pre_tokenizer = R"({"type": "Sequence", "pretokenizers": []})"; },
-       "pre_tokenizer.pretokenizers: found an array of 0, expected three Split and one ByteLevel"},
+       "pre_tokenizer.pretokenizers: found [], expected three Split and one ByteLevel"},
       {[](File& f) { f.pre_tokenizer = replaced(f.pre_tokenizer, "{1,3}", "{1,4}"); },
        R"(pre_tokenizer.pretokenizers[0].pattern.Regex: found "\\p{N}{1,4}", expected the pattern )"
        R"(\p{N}{1,3})"},
@@ -119,7 +119,7 @@ TEST(TokenizerJson, RefusesVocabulariesThatContradictThemselves) {
        "file"},
       {[](File& f) { f.vocab = R"("ab": -1)"; }, R"(model.vocab["ab"]: found -1, expected an id)"},
       {[](File& f) { f.vocab = R"("ab": "x")"; }, R"(model.vocab["ab"]: found "x", expected)"},
-      {[](File& f) { f.vocab = R"("ab": 1e300)"; }, R"(model.vocab["ab"]: found 1E300, expected)"},
+      {[](File& f) { f.vocab = R"("ab": 1e300)"; }, R"(model.vocab["ab"]: found 1e+300, expected)"},
       {[](File& f) { f.vocab = R"("": 256)"; },
        R"(model.vocab[""]: found 256, expected no empty token)"},
       {[](File& f) {
@@ -157,7 +157,7 @@ TEST(TokenizerJson, RefusesVocabulariesThatContradictThemselves) {
       {[](File& f) { f.added_tokens = R"([{"id": 256, "content": "<x>"}])"; },
        "added_tokens[0].special: found nothing, expected true or false"},
       {[](File& f) { f.added_tokens = "[7]"; }, "added_tokens[0]: found 7, expected an object"},
-      {[](File& f) { f.added_tokens = "{}"; }, "added_tokens: found an object, expected an array"},
+      {[](File& f) { f.added_tokens = "{}"; }, "added_tokens: found {}, expected an array"},
       {[](File& f) { f.merges = R"(["a b"])"; },
        R"(model.merges[0]: found "ab", expected a token of model.vocab)"},
       {[](File& f) { f.merges = R"(["aa b"])"; },
@@ -168,11 +168,11 @@ TEST(TokenizerJson, RefusesVocabulariesThatContradictThemselves) {
        R"(model.merges[0]: found "a b c", expected two)"},
       {[](File& f) { f.merges = R"([" b"])"; }, R"(model.merges[0]: found " b", expected two)"},
       {[](File& f) { f.merges = R"([["a", "b", "c"]])"; },
-       "model.merges[0]: found an array of 3, expected two"},
+       R"(model.merges[0]: found ["a", "b", "c"], expected two)"},
       {[](File& f) { f.merges = R"([["a", 1]])"; },
-       "model.merges[0]: found an array of 2, expected two"},
+       R"(model.merges[0]: found ["a", 1], expected two)"},
       {[](File& f) { f.merges = "[7]"; }, "model.merges[0]: found 7, expected two"},
-      {[](File& f) { f.merges = "{}"; }, "model.merges: found an object, expected an array"},
+      {[](File& f) { f.merges = "{}"; }, "model.merges: found {}, expected an array"},
   };
   for (const auto& c : cases) {
     TestTokenizerJson file;
@@ -182,12 +182,13 @@ TEST(TokenizerJson, RefusesVocabulariesThatContradictThemselves) {
 }
 
 TEST(TokenizerJson, RefusesTextThatIsNotATokenizer) {
-  EXPECT_THAT(refusal(""), StartsWith("not JSON: "));
-  EXPECT_THAT(refusal("{} x"), StartsWith("not JSON: "));
-  EXPECT_THAT(refusal(R"({"model": )"), StartsWith("not JSON: "));
-  EXPECT_THAT(refusal("{\"a\": \"\xff\"}"), StartsWith("not JSON: "));
-  EXPECT_THAT(refusal(std::string(100'000, '[')), StartsWith("not JSON: "));
-  EXPECT_EQ(refusal("[]"), "the text: found an array of 0, expected an object");
+  EXPECT_EQ(refusal(""), "found incomplete JSON at byte 0, expected JSON");
+  EXPECT_EQ(refusal("{} x"), "found extra data at byte 3, expected JSON");
+  EXPECT_EQ(refusal(R"({"model": )"), "found incomplete JSON at byte 10, expected JSON");
+  EXPECT_EQ(refusal("{\"a\": \"\xff\"}"), "found syntax error at byte 7, expected JSON");
+  EXPECT_EQ(refusal(std::string(100'000, '[')),
+            "found too deep at byte 16, expected JSON of at most 16 levels");
+  EXPECT_EQ(refusal("[]"), "the text: found [], expected an object");
   EXPECT_EQ(refusal("{}"), "model: found nothing, expected an object");
   EXPECT_EQ(refusal(R"({"model": {}})"), "model.type: found nothing, expected \"BPE\"");
   const std::string json = TestTokenizerJson().text();
@@ -196,8 +197,18 @@ TEST(TokenizerJson, RefusesTextThatIsNotATokenizer) {
   EXPECT_EQ(refusal(replaced(json, "\"merges\"", "\"pairs\"")),
             "model.merges: found nothing, expected an array");
   for (size_t size = 0; size < json.size(); size += 101) {
-    EXPECT_THAT(refusal(json.substr(0, size)), StartsWith("not JSON: "));
+    EXPECT_EQ(refusal(json.substr(0, size)),
+              format("found incomplete JSON at byte ", size, ", expected JSON"));
   }
+}
+
+TEST(TokenizerJson, RefusesATokenThatIsThereTwice) {
+  TestTokenizerJson file;
+  file.vocab = R"("ab": 256, "ab": 257)";
+  EXPECT_THAT(refusal(file.text()), StartsWith("model.vocab.ab: found again at byte "));
+  file.vocab = R"("ab": 256)";
+  file.version = R"("version": "1.0", "normalizer": null)";
+  EXPECT_THAT(refusal(file.text()), StartsWith("normalizer: found again at byte "));
 }
 
 }  // namespace

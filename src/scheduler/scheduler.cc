@@ -1,0 +1,802 @@
+#include "scheduler/scheduler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/check.h"
+#include "base/format.h"
+
+namespace millrace {
+namespace {
+
+// Room that a sequence's lists get when it is admitted, beyond what is known of it.
+constexpr int64_t kReservedTokens = 1024;
+
+int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
+// Grows by half: at most 6 bytes for a token id, and few copies.
+void push_back(std::vector<int32_t>& list, int32_t value) {
+  if (list.size() == list.capacity()) list.reserve(list.size() + list.size() / 2 + 1);
+  list.push_back(value);
+}
+
+// Lower is served first and preempted last. Sequences that were preempted often enough stand above
+// all priorities, so that the oldest of them runs to its end.
+int32_t rank(const Sequence& s) {
+  return s.num_preemptions >= kMaxPreemptions ? kMinPriority - 1 : s.request->priority;
+}
+
+bool is_ranked_before(const Sequence* a, const Sequence* b) {
+  return rank(*a) != rank(*b) ? rank(*a) < rank(*b) : a->id < b->id;
+}
+
+int64_t num_settled_bytes(const Sequence* sequence) {
+  return sequence && sequence->stop_rules ? sequence->stop_rules->num_bytes() : 0;
+}
+
+}  // namespace
+
+Status validate(const SchedulerOptions& o) {
+  const auto at_least = [](const char* name, int64_t found, int64_t least) -> Status {
+    if (found >= least) return {};
+    return Error{Code::kInvalidArgument,
+                 format(name, ": found ", found, ", expected at least ", least)};
+  };
+  if (o.max_num_seqs < 1 || o.max_num_seqs > kMaxNumSeqs) {
+    return Error{Code::kInvalidArgument,
+                 format("max_num_seqs: found ", o.max_num_seqs, ", expected 1 to ", kMaxNumSeqs)};
+  }
+  RETURN_IF_ERROR(at_least("max_num_batched_tokens", o.max_num_batched_tokens, 1));
+  RETURN_IF_ERROR(at_least("max_prefill_chunk", o.max_prefill_chunk, 1));
+  RETURN_IF_ERROR(at_least("min_prefill_rows", o.min_prefill_rows, 1));
+  RETURN_IF_ERROR(at_least("max_waiting", o.max_waiting, 1));
+  RETURN_IF_ERROR(at_least("max_model_len", o.max_model_len, 1));
+  RETURN_IF_ERROR(at_least("num_blocks", o.num_blocks, 1));
+  RETURN_IF_ERROR(at_least("block_size", o.block_size, 1));
+  RETURN_IF_ERROR(
+      at_least("admission_headroom_blocks", o.admission_headroom_blocks.value_or(0), 0));
+  if (!(o.max_step_ms > 0)) {
+    return Error{Code::kInvalidArgument,
+                 format("max_step_ms: found ", o.max_step_ms, ", expected more than 0")};
+  }
+  if (!(o.paused_grace_ms >= 0)) {
+    return Error{Code::kInvalidArgument,
+                 format("paused_grace_ms: found ", o.paused_grace_ms, ", expected at least 0")};
+  }
+  return {};
+}
+
+Scheduler::Scheduler(const SchedulerOptions& options, const OutputTokens& tokens)
+    : options_(options),
+      tokens_(tokens),
+      max_model_len_(std::min(options.max_model_len, options.num_blocks * options.block_size)),
+      headroom_blocks_(
+          options.admission_headroom_blocks.value_or(divide_up(options.num_blocks, 64))),
+      blocks_(options.num_blocks),
+      slots_(options.max_num_seqs) {
+  MR_CHECK(validate(options).ok());
+  MR_CHECK_OP(tokens.bytes.size(), ==, tokens.is_control.size());
+  running_.reserve(size_t(options.max_num_seqs));
+  planned_.reserve(size_t(options.max_num_seqs));
+  plan_.rows.reserve(size_t(options.max_num_seqs));
+}
+
+int64_t Scheduler::max_step_rows() const {
+  return std::max(options_.max_num_batched_tokens,
+                  options_.max_num_seqs + options_.min_prefill_rows);
+}
+
+// --- Events -------------------------------------------------------------------------------------
+
+Status Scheduler::check(const Request& request) const {
+  const int64_t vocab_size = tokens_.vocab_size();
+  const int64_t num_prompt_tokens = int64_t(request.prompt_token_ids.size());
+  RETURN_IF_ERROR(validate(request.sampling, vocab_size));
+  if (num_prompt_tokens == 0) {
+    return Error{Code::kInvalidArgument, "prompt: found no tokens, expected at least one"};
+  }
+  for (int64_t i = 0; i < num_prompt_tokens; ++i) {
+    const int32_t id = request.prompt_token_ids[size_t(i)];
+    if (id < 0 || id >= vocab_size) {
+      return Error{Code::kInvalidArgument, format("prompt: found token id ", id, " at position ", i,
+                                                  ", expected 0 to ", vocab_size - 1)};
+    }
+  }
+  // Compared by subtraction: max_tokens may be any number.
+  const int64_t max_tokens = request.sampling.max_tokens.value_or(1);
+  if (max_tokens > max_model_len_ - num_prompt_tokens) {
+    return Error{Code::kInvalidArgument,
+                 format("the maximum context length is ", max_model_len_, " tokens, found ",
+                        num_prompt_tokens, " in the prompt and ", max_tokens, " to generate")};
+  }
+  if (!request.sampling.seed && request.sampling.temperature >= kGreedyTemperature) {
+    return Error{Code::kInvalidArgument, "seed: found none, expected one with this temperature"};
+  }
+  if (request.num_choices < 1 || request.num_choices > kMaxChoices) {
+    return Error{Code::kInvalidArgument,
+                 format("n: found ", request.num_choices, ", expected 1 to ", kMaxChoices)};
+  }
+  if (request.timeout_ms && !(*request.timeout_ms > 0 && std::isfinite(*request.timeout_ms))) {
+    return Error{Code::kInvalidArgument, format("timeout: found ", *request.timeout_ms,
+                                                " ms, expected a finite time above 0")};
+  }
+  return {};
+}
+
+Status Scheduler::on_arrival(RequestHandle handle, Request request, double now_ms) {
+  MR_CHECK(!requests_.contains(handle));
+  RETURN_IF_ERROR(check(request));
+  const int64_t num_waiting = num_waiting_requests_ + num_ending_requests_;
+  if (num_waiting >= options_.max_waiting) {
+    return Error{Code::kExhausted,
+                 format("queue: found ", num_waiting, " requests waiting, expected fewer than ",
+                        options_.max_waiting)};
+  }
+  std::unique_ptr<ScheduledRequest>& slot = requests_[handle];
+  slot = std::make_unique<ScheduledRequest>();
+  ScheduledRequest& r = *slot;
+  r.handle = handle;
+  r.num_prompt_tokens = int64_t(request.prompt_token_ids.size());
+  r.max_tokens = request.sampling.max_tokens.value_or(max_model_len_ - r.num_prompt_tokens);
+  r.priority = std::clamp(request.priority, kMinPriority, kMaxPriority);
+  r.key = fair_share_.join(r.priority, request.fairness_key);
+  if (request.timeout_ms) {
+    r.deadline_ms = now_ms + *request.timeout_ms;
+    deadlines_.emplace(r.deadline_ms, handle);
+  }
+  r.num_unfinished = request.num_choices;
+  r.first_sequence_id = next_sequence_id_;
+  next_sequence_id_ += request.num_choices;
+  r.request = std::move(request);
+  r.sequences.push_back(make_sequence(r, 0));
+
+  Sequence& first = *r.sequences[0];
+  fair_share_.add_pending(r.key);
+  fair_share_.add_waiting(&first, first.id, r.key);
+  ++num_waiting_requests_;
+  ++num_waiting_sequences_;
+  is_blocked_ = false;
+  return {};
+}
+
+std::unique_ptr<Sequence> Scheduler::make_sequence(ScheduledRequest& r, int32_t choice_idx) const {
+  auto sequence = std::make_unique<Sequence>();
+  sequence->id = r.first_sequence_id + choice_idx;
+  sequence->choice_idx = choice_idx;
+  sequence->request = &r;
+  if (r.max_tokens > 0) sequence->stop_rules.emplace(r.request, tokens_, r.max_tokens);
+  return sequence;
+}
+
+void Scheduler::on_cancel(RequestHandle handle) {
+  const auto found = requests_.find(handle);
+  if (found != requests_.end()) end_request(*found->second, FinishReason::kAbort);
+}
+
+void Scheduler::set_paused(RequestHandle handle, bool paused, double now_ms) {
+  const auto found = requests_.find(handle);
+  if (found == requests_.end() || found->second->is_paused == paused) return;
+  ScheduledRequest& r = *found->second;
+  r.is_paused = paused;
+  r.paused_since_ms = now_ms;
+  is_blocked_ = false;
+  totals_.num_paused_requests += paused ? 1 : -1;
+  for (const std::unique_ptr<Sequence>& s : r.sequences) {
+    if (!s || s->state == SequenceState::kDecoding) continue;
+    if (paused) {
+      fair_share_.remove_pending(r.key);
+      if (!s->is_running()) fair_share_.remove_waiting(s->id, r.key);
+    } else {
+      fair_share_.add_pending(r.key);
+      if (!s->is_running()) fair_share_.add_waiting(s.get(), s->id, r.key);
+    }
+  }
+}
+
+// Reports the end of every choice that has none yet, and frees what it holds. What a step is
+// working with is kept until the step is committed.
+void Scheduler::end_request(ScheduledRequest& r, FinishReason reason) {
+  if (is_planned_) {
+    if (!r.ending) {
+      r.ending = reason;
+      ending_handles_.push_back(r.handle);
+    }
+    return;
+  }
+  ++num_ending_requests_;
+  is_blocked_ = false;
+  const int32_t num_choices = r.request.num_choices;
+  for (int32_t choice = 0; choice < num_choices; ++choice) {
+    const bool is_made = size_t(choice) < r.sequences.size();
+    Sequence* sequence = is_made ? r.sequences[size_t(choice)].get() : nullptr;
+    if (is_made && !sequence) continue;  // has ended before
+    Ending& ending = endings_.emplace_back(Ending{r.handle, choice, {}});
+    if (sequence) {
+      ending.event.num_computed_tokens =
+          std::max(sequence->num_computed_tokens, sequence->num_reported_tokens);
+    }
+    ending.event.num_settled_bytes = num_settled_bytes(sequence);
+    ending.event.finish_reason = reason;
+    if (sequence) {
+      finish_sequence(*sequence);
+    } else {
+      finish_choice(r, choice);
+    }
+  }
+  remove_request(r);
+}
+
+// --- Planning -----------------------------------------------------------------------------------
+
+const StepPlan& Scheduler::plan(double now_ms) {
+  MR_CHECK(!is_planned_);
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now_ms) {
+    end_request(*requests_.at(deadlines_.begin()->second), FinishReason::kTimeout);
+  }
+  is_planned_ = true;
+  is_blocked_ = false;
+  plan_.step_id = next_step_id_++;
+  plan_.finished.clear();
+  plan_.started.clear();
+  plan_.state_copies.clear();
+  plan_.block_copies.clear();
+  plan_.rows.clear();
+  plan_.num_rows = 0;
+  planned_.clear();
+  plan_.finished.swap(finished_);
+  // Copies come before rows, so what they read may belong to somebody else by now.
+  plan_.state_copies.swap(state_copies_);
+  plan_.block_copies.swap(block_copies_);
+  add_decode_rows();
+  add_prefill_rows(now_ms);
+  return plan_;
+}
+
+// One row for every sequence that decodes. In the order of ranks: whoever loses its blocks to
+// another one comes after it and has no rows yet.
+void Scheduler::add_decode_rows() {
+  size_t i = 0;
+  while (i < running_.size()) {
+    Sequence& s = *running_[i];
+    if (s.state != SequenceState::kDecoding || s.request->is_paused) {
+      ++i;
+      continue;
+    }
+    if (s.num_tokens() > int64_t(s.block_table.size()) * options_.block_size) {
+      const std::optional<BlockId> block = blocks_.allocate();
+      if (!block) {
+        const size_t victim = victim_idx();
+        preempt(victim);
+        if (victim < i) --i;
+        continue;  // with the same sequence, unless it was the victim
+      }
+      push_back(s.block_table, *block);
+    }
+    add_rows(s, 1);
+    ++i;
+  }
+}
+
+// The running sequence that is preempted first: one that is paused, or else the last in rank.
+size_t Scheduler::victim_idx() const {
+  MR_CHECK(!running_.empty());
+  for (size_t i = running_.size(); i-- > 0;) {
+    if (running_[i]->request->is_paused) return i;
+  }
+  return running_.size() - 1;
+}
+
+int64_t Scheduler::prefill_rows_within_budget() const {
+  const int64_t num_decode_rows = plan_.num_rows;
+  int64_t num_rows = options_.max_num_batched_tokens;
+  if (num_decode_rows > 0) {
+    const int64_t within_ms =
+        step_cost_.is_measured() ? step_cost_.rows_within(options_.max_step_ms) : 0;
+    num_rows = std::min(num_rows, within_ms);
+  }
+  return std::max(num_rows - num_decode_rows, options_.min_prefill_rows);
+}
+
+void Scheduler::add_prefill_rows(double now_ms) {
+  if (fair_share_.num_pending() == 0) return;
+  int64_t num_left = prefill_rows_within_budget();
+  while (num_left > 0) {
+    Sequence* s = next_to_prefill(now_ms);
+    if (!s) break;
+    const int64_t num_rows =
+        std::min({num_left, s->num_tokens() - s->num_computed_tokens, options_.max_prefill_chunk});
+    add_rows(*s, num_rows);
+    num_left -= num_rows;
+  }
+}
+
+bool Scheduler::goes_before(const Sequence& a, const Sequence& b) const {
+  if (a.request->key == b.request->key) return a.id < b.id;
+  return fair_share_.is_before(*a.request->key, *b.request->key);
+}
+
+// The sequence whose turn it is, of those that are prefilling and the first of those that wait;
+// that one is admitted. If it finds no room, nobody overtakes it to be admitted in this step.
+Sequence* Scheduler::next_to_prefill(double now_ms) {
+  Sequence* next = nullptr;
+  for (Sequence* s : running_) {
+    const bool may_run = s->state == SequenceState::kPrefilling && !s->request->is_paused &&
+                         s->planned_step != plan_.step_id;
+    if (may_run && (!next || goes_before(*s, *next))) next = s;
+  }
+  if (is_blocked_) return next;
+  if (FairShare::Key* key = fair_share_.next_waiting()) {
+    Sequence* waiting = key->waiting.begin()->second;
+    if (next && !goes_before(*waiting, *next)) return next;
+    if (admit(*waiting, now_ms)) return waiting;
+    is_blocked_ = true;
+  }
+  return next;
+}
+
+// Whether a sequence that needs so many blocks can be admitted.
+bool Scheduler::has_room_for(int64_t num_blocks) const {
+  const int64_t headroom = running_.empty() ? 0 : headroom_blocks_;
+  return slots_.num_free() > 0 && blocks_.num_free() >= num_blocks + headroom;
+}
+
+// Takes slot and blocks from requests that are paused for long, if that gives room.
+bool Scheduler::reclaim_paused(int64_t num_blocks, double now_ms) {
+  const auto is_reclaimable = [&](const Sequence& s) {
+    return s.request->is_paused && now_ms - s.request->paused_since_ms >= options_.paused_grace_ms;
+  };
+  int64_t num_found = 0, num_found_blocks = 0;
+  for (const Sequence* s : running_) {
+    if (!is_reclaimable(*s)) continue;
+    ++num_found;
+    num_found_blocks += int64_t(s->block_table.size());
+  }
+  const bool others_run = num_found < int64_t(running_.size());
+  const int64_t num_needed = num_blocks + (others_run ? headroom_blocks_ : 0);
+  if (num_found == 0 || blocks_.num_free() + num_found_blocks < num_needed) return false;
+  for (size_t i = running_.size(); i-- > 0 && !has_room_for(num_blocks);) {
+    if (is_reclaimable(*running_[i])) preempt(i);
+  }
+  return has_room_for(num_blocks);
+}
+
+bool Scheduler::admit(Sequence& s, double now_ms) {
+  ScheduledRequest& r = *s.request;
+  const int64_t num_known = r.has_started ? s.num_tokens() : r.num_prompt_tokens;
+  const int64_t num_blocks = divide_up(num_known, options_.block_size);
+  if (!has_room_for(num_blocks) && !reclaim_paused(num_blocks, now_ms)) return false;
+  if (!r.has_started) {
+    const int64_t num_reserved = num_known + std::min(r.max_tokens, kReservedTokens);
+    s.tokens.reserve(size_t(num_reserved));
+    s.tokens = r.request.prompt_token_ids;
+    s.block_table.reserve(size_t(divide_up(num_reserved, options_.block_size)));
+    plan_.started.push_back({r.first_sequence_id, r.request.num_choices, &r.request, r.max_tokens});
+    started_.push_back(&r);
+    r.has_started = true;
+  }
+  fair_share_.remove_waiting(s.id, r.key);
+  s.slot = *slots_.allocate();
+  for (int64_t i = 0; i < num_blocks; ++i) push_back(s.block_table, *blocks_.allocate());
+  start_running(s, SequenceState::kPrefilling);
+  return true;
+}
+
+void Scheduler::add_rows(Sequence& s, int64_t num_rows) {
+  ScheduledRequest& r = *s.request;
+  const int64_t begin = s.num_computed_tokens;
+  const int64_t end = begin + num_rows;
+  MR_CHECK_OP(end, <=, s.num_tokens());
+  MR_CHECK_OP(end, <=, int64_t(s.block_table.size()) * options_.block_size);
+
+  PlannedRows& rows = plan_.rows.emplace_back();
+  rows.sequence_id = s.id;
+  rows.tokens = s.tokens;
+  rows.first_position = begin;
+  rows.num_rows = int32_t(num_rows);
+  rows.block_table = s.block_table;
+  rows.state_slot = s.slot;
+  if (end == s.num_tokens() && r.max_tokens > 0) {
+    rows.num_samples = r.has_forked ? 1 : r.request.num_choices;
+  }
+  rows.num_prompt_tokens = r.num_prompt_tokens;
+  rows.prompt_logprobs = r.request.sampling.prompt_logprobs && s.choice_idx == 0 &&
+                         std::min(end, r.num_prompt_tokens - 1) > r.num_prompt_logprobs;
+
+  const int64_t num_new = std::max<int64_t>(0, end - std::max(begin, s.num_charged_tokens));
+  s.num_charged_tokens += num_new;
+  fair_share_.charge(r.key, num_new);
+  if (s.state == SequenceState::kDecoding) {
+    ++totals_.num_decode_rows;
+  } else {
+    totals_.num_prefill_rows += num_rows;
+    totals_.num_recomputed_rows += num_rows - num_new;
+  }
+  s.planned_step = plan_.step_id;
+  plan_.num_rows += num_rows;
+  planned_.push_back(&s);
+}
+
+bool Scheduler::is_moot(double now_ms) const {
+  MR_CHECK(is_planned_);
+  return std::all_of(planned_.begin(), planned_.end(), [&](const Sequence* s) {
+    return s->request->ending || s->request->deadline_ms <= now_ms;
+  });
+}
+
+// --- Slots and blocks ---------------------------------------------------------------------------
+
+// The sequence has its slot and blocks.
+void Scheduler::start_running(Sequence& s, SequenceState state) {
+  s.state = state;
+  running_.insert(std::upper_bound(running_.begin(), running_.end(), &s, is_ranked_before), &s);
+  --num_waiting_sequences_;
+  if (s.request->num_running++ == 0) --num_waiting_requests_;
+}
+
+void Scheduler::stop_running(Sequence& s) {
+  for (const BlockId block : s.block_table) blocks_.release(block);
+  s.block_table.clear();
+  slots_.release(s.slot);
+  s.slot = kNoSlot;
+  s.num_computed_tokens = 0;
+  s.state = SequenceState::kWaiting;
+  ++num_waiting_sequences_;
+  if (--s.request->num_running == 0) ++num_waiting_requests_;
+  is_blocked_ = false;
+}
+
+// It keeps its tokens, and the executor its sampler: it will be computed anew.
+void Scheduler::preempt(size_t running_idx) {
+  Sequence& s = *running_[running_idx];
+  MR_CHECK(s.planned_step != plan_.step_id);
+  running_.erase(running_.begin() + int64_t(running_idx));
+  const bool was_pending = s.state != SequenceState::kDecoding;
+  stop_running(s);
+  ++s.num_preemptions;
+  ++totals_.num_preemptions;
+  if (s.request->is_paused) return;
+  if (!was_pending) fair_share_.add_pending(s.request->key);
+  fair_share_.add_waiting(&s, s.id, s.request->key);
+}
+
+// Lets `to` continue from where `from` stands, whole blocks in common. False: no room.
+bool Scheduler::share_state(const Sequence& from, Sequence& to) {
+  const int64_t num_whole = from.num_computed_tokens / options_.block_size;
+  const bool has_partial = from.num_computed_tokens % options_.block_size != 0;
+  if (!has_room_for(has_partial ? 1 : 0)) return false;
+  to.slot = *slots_.allocate();
+  state_copies_.push_back({from.slot, to.slot});
+  to.block_table.reserve(from.block_table.capacity());
+  for (int64_t i = 0; i < num_whole; ++i) {
+    blocks_.retain(from.block_table[size_t(i)]);
+    to.block_table.push_back(from.block_table[size_t(i)]);
+  }
+  if (has_partial) {
+    to.block_table.push_back(*blocks_.allocate());
+    block_copies_.push_back({from.block_table[size_t(num_whole)], to.block_table.back()});
+  }
+  to.num_computed_tokens = from.num_computed_tokens;
+  return true;
+}
+
+// --- Results ------------------------------------------------------------------------------------
+
+void Scheduler::commit(StepResult& result, const EventSink& sink) {
+  MR_CHECK(is_planned_);
+  is_planned_ = false;
+  // Their samplers are made and their sequences have tokens of their own.
+  for (ScheduledRequest* r : started_) std::vector<int32_t>().swap(r->request.prompt_token_ids);
+  started_.clear();
+
+  if (result.abandoned) {
+    ++totals_.num_abandoned_steps;
+  } else if (!planned_.empty()) {
+    ++totals_.num_steps;
+    step_cost_.add(plan_.num_rows, result.elapsed_ms);
+    MR_CHECK_OP(result.rows.size(), >=, planned_.size());
+    for (size_t i = 0; i < planned_.size(); ++i) {
+      ScheduledRequest& r = *planned_[i]->request;
+      if (r.ending) continue;
+      commit_rows(plan_.rows[i], *planned_[i], result.rows[i], sink);
+      if (r.num_unfinished == 0) remove_request(r);
+    }
+  }
+  planned_.clear();
+  plan_.rows.clear();  // their spans
+
+  for (const RequestHandle handle : ending_handles_) {
+    const auto found = requests_.find(handle);  // not there: it has finished in this very step
+    if (found != requests_.end()) end_request(*found->second, *found->second->ending);
+  }
+  ending_handles_.clear();
+  for (Ending& ending : endings_) sink(ending.handle, ending.choice_idx, ending.event);
+  endings_.clear();
+  num_ending_requests_ = 0;
+}
+
+void Scheduler::commit_rows(const PlannedRows& rows, Sequence& s, RowsResult& result,
+                            const EventSink& sink) {
+  ScheduledRequest& r = *s.request;
+  const int64_t end = rows.first_position + rows.num_rows;
+  s.num_computed_tokens = end;
+  StreamEvent event;
+  // What is computed anew after a preemption has been reported before.
+  event.num_computed_tokens = std::max(end, s.num_reported_tokens);
+  if (result.error) {
+    event.finish_reason = FinishReason::kError;
+    event.error = std::move(result.error);
+    return end_choices_of_rows(s, event, sink);
+  }
+  if (rows.prompt_logprobs) take_prompt_logprobs(rows, s, result, event);
+  if (rows.num_samples > 0) {
+    MR_CHECK_OP(int64_t(result.samples.size()), >=, rows.num_samples);
+    if (!r.has_forked) return commit_first_samples(s, result, event, sink);
+    finish_prefill(s);
+    if (append_token(s, result.samples[0], event, sink)) finish_sequence(s);
+    return;
+  }
+  if (end == s.num_tokens()) {  // max_tokens is 0
+    event.finish_reason = FinishReason::kLength;
+    return end_choices_of_rows(s, event, sink);
+  }
+  if (end > s.num_reported_tokens && end <= r.num_prompt_tokens) {
+    s.num_reported_tokens = end;
+    sink(r.handle, s.choice_idx, event);
+  }
+}
+
+// Those that have not been sent: rows may be computed a second time, in other chunks.
+void Scheduler::take_prompt_logprobs(const PlannedRows& rows, Sequence& s, RowsResult& result,
+                                     StreamEvent& event) {
+  ScheduledRequest& r = *s.request;
+  const int64_t last = std::min(rows.first_position + rows.num_rows, r.num_prompt_tokens - 1);
+  const int64_t num_given = last - rows.first_position;
+  const int64_t num_new = last - r.num_prompt_logprobs;
+  MR_CHECK_OP(int64_t(result.prompt_logprobs.size()), >=, num_given);
+  const auto given = result.prompt_logprobs.begin();
+  for (int64_t i = num_given - num_new; i < num_given; ++i) {
+    event.prompt_logprobs.push_back(std::move(given[i]));
+  }
+  r.num_prompt_logprobs = last;
+}
+
+void Scheduler::finish_prefill(Sequence& s) {
+  if (s.state == SequenceState::kDecoding) return;
+  s.state = SequenceState::kDecoding;
+  if (!s.request->is_paused) fair_share_.remove_pending(s.request->key);
+}
+
+// The prompt is computed, and each choice has its first token. From here on every choice is a
+// sequence of its own. Choices that find no room wait, and compute the prompt themselves.
+void Scheduler::commit_first_samples(Sequence& first, RowsResult& result, StreamEvent& event,
+                                     const EventSink& sink) {
+  ScheduledRequest& r = *first.request;
+  const int32_t num_choices = r.request.num_choices;
+  r.has_forked = true;
+  finish_prefill(first);
+  for (int32_t choice = 1; choice < num_choices; ++choice) {
+    Sequence& s = *r.sequences.emplace_back(make_sequence(r, choice));
+    s.tokens.reserve(first.tokens.capacity());
+    s.tokens = first.tokens;
+    s.num_charged_tokens = s.num_reported_tokens = first.num_computed_tokens;
+  }
+  const bool has_first_ended = append_token(first, result.samples[0], event, sink);
+  for (int32_t choice = 1; choice < num_choices; ++choice) {
+    Sequence& s = *r.sequences[size_t(choice)];
+    StreamEvent own_event;
+    own_event.num_computed_tokens = first.num_computed_tokens;
+    if (append_token(s, result.samples[size_t(choice)], own_event, sink)) {
+      finish_choice(r, choice);
+      continue;
+    }
+    ++num_waiting_sequences_;
+    if (share_state(first, s)) {
+      start_running(s, SequenceState::kDecoding);
+    } else if (!r.is_paused) {
+      fair_share_.add_pending(r.key);
+      fair_share_.add_waiting(&s, s.id, r.key);
+    }
+  }
+  if (has_first_ended) finish_sequence(first);
+}
+
+// Reports a token; true: it was the last one.
+bool Scheduler::append_token(Sequence& s, SampledToken& sample, StreamEvent& event,
+                             const EventSink& sink) {
+  ScheduledRequest& r = *s.request;
+  if (sample.error) {
+    event.finish_reason = FinishReason::kError;
+    event.error = std::move(sample.error);
+    event.num_settled_bytes = num_settled_bytes(&s);
+    sink(r.handle, s.choice_idx, event);
+    return true;
+  }
+  MR_CHECK_OP(sample.token_id, >=, 0);
+  MR_CHECK_OP(sample.token_id, <, tokens_.vocab_size());
+  push_back(s.tokens, sample.token_id);
+  s.num_reported_tokens = event.num_computed_tokens;
+  s.stop_rules->append(sample.token_id, event);
+  const bool has_ended = event.finish_reason.has_value();
+  event.logprobs = std::move(sample.logprobs);
+  sink(r.handle, s.choice_idx, event);
+  sample.logprobs = std::move(event.logprobs);
+  return has_ended;
+}
+
+// One end for all choices that these rows stand for.
+void Scheduler::end_choices_of_rows(Sequence& s, const StreamEvent& event, const EventSink& sink) {
+  ScheduledRequest& r = *s.request;
+  const int32_t first = s.choice_idx;
+  const int32_t last = r.has_forked ? first : r.request.num_choices - 1;
+  for (int32_t choice = first; choice <= last; ++choice) {
+    StreamEvent own_event = event;
+    if (choice > first) own_event.prompt_logprobs.clear();
+    own_event.num_settled_bytes = choice == first ? num_settled_bytes(&s) : 0;
+    sink(r.handle, choice, own_event);
+    if (choice > first) finish_choice(r, choice);
+  }
+  finish_sequence(s);
+}
+
+// Frees what a sequence holds.
+void Scheduler::finish_sequence(Sequence& s) {
+  ScheduledRequest& r = *s.request;
+  if (s.state != SequenceState::kDecoding && !r.is_paused) {
+    fair_share_.remove_pending(r.key);
+    if (!s.is_running()) fair_share_.remove_waiting(s.id, r.key);
+  }
+  if (s.is_running()) {
+    running_.erase(std::find(running_.begin(), running_.end(), &s));
+    stop_running(s);
+  }
+  --num_waiting_sequences_;
+  finish_choice(r, s.choice_idx);
+}
+
+// A choice that holds nothing, made or not.
+void Scheduler::finish_choice(ScheduledRequest& r, int32_t choice) {
+  if (size_t(choice) < r.sequences.size()) r.sequences[size_t(choice)].reset();
+  if (r.has_started) finished_.push_back(r.first_sequence_id + choice);
+  --r.num_unfinished;
+}
+
+void Scheduler::remove_request(ScheduledRequest& r) {
+  MR_CHECK_OP(r.num_unfinished, ==, 0);
+  MR_CHECK_OP(r.num_running, ==, 0);
+  --num_waiting_requests_;
+  totals_.num_paused_requests -= r.is_paused ? 1 : 0;
+  ++totals_.num_finished_requests;
+  if (std::isfinite(r.deadline_ms)) deadlines_.erase({r.deadline_ms, r.handle});
+  fair_share_.leave(r.key);
+  requests_.erase(r.handle);
+}
+
+// --- What callers ask ---------------------------------------------------------------------------
+
+bool Scheduler::has_work() const {
+  if (!endings_.empty() || !finished_.empty()) return true;
+  if (std::any_of(running_.begin(), running_.end(),
+                  [](const Sequence* s) { return !s->request->is_paused; })) {
+    return true;
+  }
+  return !is_blocked_ && fair_share_.num_pending() > 0;
+}
+
+std::optional<double> Scheduler::next_deadline_ms() const {
+  double next = std::numeric_limits<double>::infinity();
+  if (!deadlines_.empty()) next = deadlines_.begin()->first;
+  if (is_blocked_) {
+    for (const Sequence* s : running_) {
+      if (!s->request->is_paused) continue;
+      next = std::min(next, s->request->paused_since_ms + options_.paused_grace_ms);
+    }
+  }
+  if (std::isinf(next)) return std::nullopt;
+  return next;
+}
+
+SchedulerStats Scheduler::stats() const {
+  SchedulerStats stats = totals_;
+  stats.num_waiting_requests = num_waiting_requests_;
+  stats.num_running_requests = int64_t(requests_.size()) - num_waiting_requests_;
+  stats.num_waiting_sequences = num_waiting_sequences_;
+  stats.num_blocks = blocks_.num_blocks();
+  stats.num_free_blocks = blocks_.num_free();
+  stats.bookkeeping_bytes = (blocks_.num_blocks() - blocks_.num_free()) * BlockPool::kBytesPerBlock;
+  for (const Sequence* s : running_) {
+    ++(s->state == SequenceState::kDecoding ? stats.num_decoding_sequences
+                                            : stats.num_prefilling_sequences);
+    stats.bookkeeping_bytes += int64_t(s->tokens.capacity() * sizeof(int32_t) +
+                                       s->block_table.capacity() * sizeof(BlockId));
+  }
+  return stats;
+}
+
+namespace {
+
+// What the sequences hold, counted from their side.
+struct Holdings {
+  std::vector<int32_t> block_references;
+  std::vector<int32_t> slot_owners;
+  int64_t num_running = 0, num_waiting = 0, num_listed = 0, num_pending = 0;
+};
+
+void count_sequence(const Sequence& s, const SchedulerOptions& options, Holdings& found) {
+  const ScheduledRequest& r = *s.request;
+  const bool is_decoding = s.state == SequenceState::kDecoding;
+  MR_CHECK_OP(s.id, ==, r.first_sequence_id + s.choice_idx);
+  MR_CHECK_OP(s.num_computed_tokens, <=, s.num_tokens());
+  if (is_decoding) MR_CHECK_OP(s.num_computed_tokens, ==, s.num_tokens() - 1);
+  if (!r.is_paused && !is_decoding) ++found.num_pending;
+  if (!s.is_running()) {
+    ++found.num_waiting;
+    MR_CHECK_OP(s.num_computed_tokens, ==, 0);
+    MR_CHECK(s.block_table.empty());
+    MR_CHECK_OP(s.slot, ==, kNoSlot);
+    const bool is_listed = r.key->waiting.contains(s.id);
+    MR_CHECK_OP(is_listed, ==, !r.is_paused);
+    found.num_listed += is_listed ? 1 : 0;
+    return;
+  }
+  ++found.num_running;
+  const int64_t num_covered = int64_t(s.block_table.size()) * options.block_size;
+  MR_CHECK_OP(s.num_computed_tokens, <=, num_covered);
+  if (s.state == SequenceState::kPrefilling) MR_CHECK_OP(s.num_tokens(), <=, num_covered);
+  for (const BlockId block : s.block_table) ++found.block_references[size_t(block)];
+  MR_CHECK_OP(++found.slot_owners[size_t(s.slot)], ==, 1);
+}
+
+}  // namespace
+
+void Scheduler::check_invariants() const {
+  blocks_.check_invariants();
+  slots_.check_invariants();
+  fair_share_.check_invariants();
+  Holdings found;
+  found.block_references.resize(size_t(blocks_.num_blocks()));
+  found.slot_owners.resize(size_t(slots_.num_slots()));
+  int64_t num_waiting_requests = 0, num_deadlines = 0, num_paused = 0;
+  for (const auto& [handle, request] : requests_) {
+    const ScheduledRequest& r = *request;
+    MR_CHECK_OP(r.handle, ==, handle);
+    int32_t num_unmade = r.request.num_choices - int32_t(r.sequences.size());
+    int32_t num_unfinished = num_unmade, num_running = 0;
+    MR_CHECK(r.has_forked ? num_unmade == 0 : r.sequences.size() == 1);
+    for (const std::unique_ptr<Sequence>& s : r.sequences) {
+      if (!s) continue;
+      MR_CHECK(s->request == &r);
+      ++num_unfinished;
+      num_running += s->is_running() ? 1 : 0;
+      count_sequence(*s, options_, found);
+    }
+    MR_CHECK_OP(num_unfinished, ==, r.num_unfinished);
+    MR_CHECK_OP(num_unfinished, >, 0);
+    MR_CHECK_OP(num_running, ==, r.num_running);
+    if (num_running == 0) ++num_waiting_requests;
+    if (r.is_paused) ++num_paused;
+    if (std::isfinite(r.deadline_ms)) {
+      ++num_deadlines;
+      MR_CHECK(deadlines_.contains({r.deadline_ms, handle}));
+    }
+  }
+  MR_CHECK_OP(num_waiting_requests, ==, num_waiting_requests_);
+  MR_CHECK_OP(num_deadlines, ==, int64_t(deadlines_.size()));
+  MR_CHECK_OP(num_paused, ==, totals_.num_paused_requests);
+  MR_CHECK_OP(found.num_waiting, ==, num_waiting_sequences_);
+  MR_CHECK_OP(found.num_running, ==, int64_t(running_.size()));
+  MR_CHECK_OP(found.num_pending, ==, fair_share_.num_pending());
+  MR_CHECK_OP(found.num_listed, ==, fair_share_.num_waiting());
+  MR_CHECK(std::is_sorted(running_.begin(), running_.end(), is_ranked_before));
+  MR_CHECK_OP(int64_t(requests_.size()), <=, options_.max_waiting + options_.max_num_seqs);
+
+  for (int64_t block = 0; block < blocks_.num_blocks(); ++block) {
+    MR_CHECK_OP(blocks_.num_references(BlockId(block)), ==, found.block_references[size_t(block)]);
+  }
+  for (int64_t slot = 0; slot < slots_.num_slots(); ++slot) {
+    MR_CHECK_OP(int(slots_.is_in_use(StateSlot(slot))), ==, found.slot_owners[size_t(slot)]);
+  }
+  if (!is_planned_) MR_CHECK(ending_handles_.empty());
+}
+
+}  // namespace millrace

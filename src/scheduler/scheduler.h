@@ -1,0 +1,219 @@
+#pragma once
+
+// Who runs in the next step, and what becomes of what came out. docs/scheduler.md explains the
+// rules and their reasons.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "kvcache/block_pool.h"
+#include "kvcache/slot_pool.h"
+#include "request/request.h"
+#include "request/step.h"
+#include "scheduler/fair_share.h"
+#include "scheduler/sequence.h"
+#include "scheduler/step_cost.h"
+#include "scheduler/stop_rules.h"
+
+namespace millrace {
+
+struct SchedulerOptions {
+  int64_t max_num_seqs = 256;  // sequences that hold state at a time; at most kMaxNumSeqs
+  int64_t max_num_batched_tokens = 2048;  // rows of a step, but see min_prefill_rows
+  int64_t max_prefill_chunk = 2048;       // rows of one sequence in a step
+  double max_step_ms = 250;               // while anything decodes, prefill rows stop here
+  // Every step has room for so many prefill rows, whatever the other limits say: prompts always
+  // make progress.
+  int64_t min_prefill_rows = 8;
+  int64_t max_waiting = 1024;  // requests without a running sequence
+  int64_t max_model_len = 0;   // tokens of prompt and output; the blocks may allow fewer
+
+  int64_t num_blocks = 0;
+  int64_t block_size = 0;  // tokens
+  // Blocks that stay free when a sequence is admitted beside others, for what those will need.
+  // None: one of 64.
+  std::optional<int64_t> admission_headroom_blocks;
+  // A request that is paused keeps its blocks and slots so long against those that wait for them.
+  double paused_grace_ms = 1000;
+};
+
+inline constexpr int64_t kMaxNumSeqs = 4096;
+// A sequence that was preempted so often is only preempted for others of its kind.
+inline constexpr int32_t kMaxPreemptions = 3;
+
+struct SchedulerStats {
+  int64_t num_waiting_requests = 0;  // without a running sequence
+  int64_t num_running_requests = 0;
+  int64_t num_waiting_sequences = 0;  // preempted ones among them
+  int64_t num_prefilling_sequences = 0;
+  int64_t num_decoding_sequences = 0;
+  int64_t num_paused_requests = 0;
+  int64_t num_blocks = 0;
+  int64_t num_free_blocks = 0;
+  int64_t bookkeeping_bytes = 0;  // tokens, block tables and pool entries of what is running
+
+  // Since the start.
+  int64_t num_steps = 0;  // committed, not abandoned
+  int64_t num_abandoned_steps = 0;
+  int64_t num_prefill_rows = 0;
+  int64_t num_decode_rows = 0;
+  int64_t num_recomputed_rows = 0;  // of the prefill rows: paid for a second time
+  int64_t num_preemptions = 0;
+  int64_t num_finished_requests = 0;
+};
+
+// Plans one step at a time: plan(), run it, commit(). What is running in between is not touched by
+// the events that may arrive in between: arrivals, cancels and pauses.
+//
+// Pure: no clock, threads or bytes of state; the same calls give the same plans. Times are
+// milliseconds from any origin and never go back.
+//
+// What holds between calls (check_invariants() looks):
+//   * every block is free or in use, and in use exactly as often as block tables name it
+//   * a sequence that runs has a slot of its own and blocks for all its computed tokens; one that
+//     waits has neither
+//   * nothing is ever lost: every choice of an accepted request gets exactly one last event
+//
+// Allocates nothing in a step in which sequences only decode, but for token lists that outgrow
+// their room (by half of it) and for log-probabilities. Takes time linear in what runs and, when
+// something is admitted, in the number of fairness keys.
+//
+// Threading: not thread-safe; one owner.
+class Scheduler {
+ public:
+  // Sees what became of each choice in a step. May move from the event; must not call the
+  // scheduler.
+  using EventSink = std::function<void(RequestHandle, int32_t choice_idx, StreamEvent& event)>;
+
+  // Requires: validate(options) is ok. The tokens must outlive it.
+  Scheduler(const SchedulerOptions& options, const OutputTokens& tokens);
+  Scheduler(const Scheduler&) = delete;
+  Scheduler& operator=(const Scheduler&) = delete;
+
+  // Refuses a request that makes no sense, or that would not fit if it were alone
+  // (kInvalidArgument), or that finds the queue full (kExhausted). A refused one gets no events.
+  Status on_arrival(RequestHandle handle, Request request, double now_ms);
+  // Ends it with kAbort at the next commit. Unknown handles are ignored: the last event may have
+  // been on its way.
+  void on_cancel(RequestHandle handle);
+  // While its reader is slow, a request is in no plan.
+  void set_paused(RequestHandle handle, bool paused, double now_ms);
+
+  // What to run now. Valid until commit(), which must follow, also when the plan is empty.
+  const StepPlan& plan(double now_ms);
+  // Whether every sequence of the plan that is running has been cancelled or is out of time: then
+  // the rest of the step helps nobody.
+  bool is_moot(double now_ms) const;
+  // Takes in the results of the plan and reports what became of everything since the last commit.
+  // Log-probabilities are moved into the events, and back if the sink leaves them there.
+  void commit(StepResult& result, const EventSink& sink);
+
+  // Whether the next plan may have rows, or the next commit events. False: wait for an event, or
+  // until next_deadline_ms().
+  bool has_work() const;
+  std::optional<double> next_deadline_ms() const;
+
+  // The most tokens of prompt and output that a request may ask for: what fits.
+  int64_t max_model_len() const { return max_model_len_; }
+  // Rows that no step exceeds.
+  int64_t max_step_rows() const;
+  // The rows of a step whose estimated time is within max_step_ms, and estimates.
+  const StepCost& step_cost() const { return step_cost_; }
+
+  SchedulerStats stats() const;
+  // Aborts when a rule is broken. For tests and fuzzers: linear in everything.
+  void check_invariants() const;
+
+ private:
+  // An event that does not come from rows: of a request that was cancelled or ran out of time.
+  struct Ending {
+    RequestHandle handle;
+    int32_t choice_idx;
+    StreamEvent event;
+  };
+
+  Status check(const Request& request) const;
+  std::unique_ptr<Sequence> make_sequence(ScheduledRequest& request, int32_t choice_idx) const;
+
+  // Planning.
+  void add_decode_rows();
+  void add_prefill_rows(double now_ms);
+  int64_t prefill_rows_within_budget() const;
+  Sequence* next_to_prefill(double now_ms);
+  bool admit(Sequence& sequence, double now_ms);
+  void add_rows(Sequence& sequence, int64_t num_rows);
+  bool goes_before(const Sequence& a, const Sequence& b) const;
+
+  // Slots and blocks.
+  bool has_room_for(int64_t num_blocks) const;
+  bool reclaim_paused(int64_t num_blocks, double now_ms);
+  size_t victim_idx() const;
+  void preempt(size_t running_idx);
+  void start_running(Sequence& sequence, SequenceState state);
+  void stop_running(Sequence& sequence);
+  bool share_state(const Sequence& from, Sequence& to);
+
+  // Results.
+  void commit_rows(const PlannedRows& rows, Sequence& sequence, RowsResult& result,
+                   const EventSink& sink);
+  void take_prompt_logprobs(const PlannedRows& rows, Sequence& sequence, RowsResult& result,
+                            StreamEvent& event);
+  void finish_prefill(Sequence& sequence);
+  void commit_first_samples(Sequence& first, RowsResult& result, StreamEvent& event,
+                            const EventSink& sink);
+  bool append_token(Sequence& sequence, SampledToken& sample, StreamEvent& event,
+                    const EventSink& sink);
+  void end_choices_of_rows(Sequence& sequence, const StreamEvent& event, const EventSink& sink);
+  void end_request(ScheduledRequest& request, FinishReason reason);
+  void finish_sequence(Sequence& sequence);
+  void finish_choice(ScheduledRequest& request, int32_t choice_idx);
+  void remove_request(ScheduledRequest& request);
+
+  SchedulerOptions options_;
+  OutputTokens tokens_;
+  int64_t max_model_len_;
+  int64_t headroom_blocks_;
+
+  BlockPool blocks_;
+  SlotPool slots_;
+  FairShare fair_share_;
+  StepCost step_cost_;
+
+  std::map<RequestHandle, std::unique_ptr<ScheduledRequest>> requests_;
+  std::set<std::pair<double, RequestHandle>> deadlines_;
+  std::vector<Sequence*> running_;    // hold a slot; those that are preempted last come first
+  int64_t num_waiting_requests_ = 0;  // without a running sequence
+  int64_t num_waiting_sequences_ = 0;
+  SequenceId next_sequence_id_ = 0;
+  // The first of those that wait found no room in the last plan, and nothing has happened since.
+  bool is_blocked_ = false;
+
+  StepPlan plan_;
+  std::vector<Sequence*> planned_;          // of plan_.rows
+  std::vector<ScheduledRequest*> started_;  // of plan_.started
+  bool is_planned_ = false;                 // between plan() and commit()
+  int64_t next_step_id_ = 0;
+  std::vector<RequestHandle> ending_handles_;  // that ended in between
+
+  // For the next plan.
+  std::vector<SequenceId> finished_;
+  std::vector<StateCopy> state_copies_;
+  std::vector<BlockCopy> block_copies_;
+  // For the next commit.
+  std::vector<Ending> endings_;
+  int64_t num_ending_requests_ = 0;
+
+  SchedulerStats totals_;  // the part that counts from the start
+};
+
+// Refuses what makes no sense; the message names the option, what was found and what was expected.
+Status validate(const SchedulerOptions& options);
+
+}  // namespace millrace
