@@ -116,7 +116,7 @@ std::string answer_json(const Llm& llm, const Prompt& prompt, const Answer& answ
   json.member("ttft_s", timings.time_to_first_token_s);
   json.member("decode_s", timings.decode_s);
   json.member("decode_tokens_per_s", decode_tokens_per_s(answer)).end_object();
-  const EngineInfo info = llm.engine().info();
+  const EngineInfo& info = llm.engine().info();
   json.key("engine").begin_object();
   json.member("numerics_id", info.numerics_id).member("isa", info.isa);
   json.member("threads", info.num_threads).member("mapped_bytes", info.mapped_bytes);

@@ -16,6 +16,9 @@
 namespace millrace {
 namespace {
 
+// Logits that are made at a time: 64 MiB of floats.
+constexpr int64_t kMaxLogits = int64_t{1} << 24;
+
 int64_t index_of(const std::vector<int64_t>& values, int64_t value) {
   const auto found = std::find(values.begin(), values.end(), value);
   MR_CHECK(found != values.end());
@@ -75,11 +78,9 @@ void Runner::feed_draft_rings(LayerContext& ctx, const DraftWeights& weights, co
 }
 
 Status Runner::forward(std::span<const BatchSegment> segments, const ForwardOptions& options,
-                       std::vector<float>& logits) {
-  int64_t num_logits = 0;
+                       const LogitsSink& sink) {
   for (const BatchSegment& segment : segments) {
     RETURN_IF_ERROR(check_token_ids(segment.tokens.subspan(size_t(segment.first_position))));
-    num_logits += segment.num_logits();
   }
   if (segments.empty()) return Error{Code::kInvalidArgument, "forward: no rows"};
   const ModelConfig& config = model_.config;
@@ -152,20 +153,51 @@ Status Runner::forward(std::span<const BatchSegment> segments, const ForwardOpti
   attention_step.open_groups.commit(rows);
   if (feeds_draft) feed_draft_rings(ctx, *weights.draft, rows, aux);
 
-  logits.resize(size_t(num_logits * config.vocab_size));
-  if (num_logits == 0) return {};
-  const Matrix<float> head_streams = ctx.matrix(num_logits, streams.shape[1]);
-  const Matrix<float> head_mix = ctx.matrix(num_logits, pre_mix.shape[1]);
-  int64_t row = 0;
-  for (const SegmentRows& in : rows.segments) {
-    for (int64_t r = in.end - in.segment->num_logits(); r < in.end; ++r, ++row) {
-      std::copy_n(streams.row(r), streams.shape[1], head_streams.row(row));
-      std::copy_n(pre_mix.row(r), pre_mix.shape[1], head_mix.row(row));
+  make_logits(ctx, rows, streams, pre_mix, sink);
+  return {};
+}
+
+// Tile by tile, so that the logits of many rows never need memory at once.
+void Runner::make_logits(LayerContext& ctx, const BatchRows& rows, Matrix<const float> streams,
+                         Matrix<const float> pre_mix, const LogitsSink& sink) {
+  const int64_t vocab_size = model_.config.vocab_size;
+  const int64_t tile = std::max<int64_t>(kMaxLogits / vocab_size, 1);
+  std::vector<LogitsRow> wanted;
+  std::vector<int64_t> sources;  // rows of the call
+  const auto flush = [&] {
+    if (wanted.empty()) return;
+    const Arena::Scope scope(arena_);
+    const int64_t count = int64_t(wanted.size());
+    const Matrix<float> tile_streams = ctx.matrix(count, streams.shape[1]);
+    const Matrix<float> tile_mix = ctx.matrix(count, pre_mix.shape[1]);
+    for (int64_t i = 0; i < count; ++i) {
+      std::copy_n(streams.row(sources[size_t(i)]), streams.shape[1], tile_streams.row(i));
+      std::copy_n(pre_mix.row(sources[size_t(i)]), pre_mix.shape[1], tile_mix.row(i));
+    }
+    const Matrix<float> logits = ctx.matrix(count, vocab_size);
+    head(ctx, collapse_streams(ctx, tile_streams, tile_mix), model_.weights.norm,
+         model_.weights.head, logits);
+    sink(wanted, logits);
+    wanted.clear();
+    sources.clear();
+  };
+  for (size_t s = 0; s < rows.segments.size(); ++s) {
+    const SegmentRows& in = rows.segments[s];
+    for (int64_t r = in.end - in.segment->num_logits(); r < in.end; ++r) {
+      wanted.push_back({int64_t(s), rows.positions[size_t(r)]});
+      sources.push_back(r);
+      if (int64_t(wanted.size()) == tile) flush();
     }
   }
-  head(ctx, collapse_streams(ctx, head_streams, head_mix), weights.norm, weights.head,
-       {logits.data(), {num_logits, config.vocab_size}});
-  return {};
+  flush();
+}
+
+Status Runner::forward(std::span<const BatchSegment> segments, const ForwardOptions& options,
+                       std::vector<float>& logits) {
+  logits.clear();
+  return forward(segments, options, [&](std::span<const LogitsRow>, Matrix<const float> rows) {
+    logits.insert(logits.end(), rows.data, rows.data + rows.size());
+  });
 }
 
 }  // namespace millrace

@@ -6,14 +6,9 @@
 
 namespace millrace {
 
-KvLayout kv_layout(const ModelConfig& config, Numerics numerics) {
-  return kv_layout(config,
-                   numerics == Numerics::kFp32 ? KvFormat::kFp32 : KvFormat::kQuantized);
-}
-
 Result<LoneSequence> LoneSequence::create(const ModelConfig& config, Numerics numerics,
                                           int64_t max_tokens) {
-  const KvLayout layout = kv_layout(config, numerics);
+  const KvLayout layout = kv_layout(config, kv_format_of(numerics));
   const int64_t num_blocks = (max_tokens + layout.block_size - 1) / layout.block_size;
   ASSIGN_OR_RETURN(KvStore store, KvStore::create(layout, num_blocks, 1));
   std::vector<BlockId> block_table(static_cast<size_t>(num_blocks));

@@ -13,9 +13,6 @@
 
 namespace millrace {
 
-// The cache's layout for a way of computing.
-KvLayout kv_layout(const ModelConfig& config, Numerics numerics);
-
 // One sequence with a store of its own: for comparison with other programs, outside an engine.
 class LoneSequence {
  public:

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -21,6 +22,15 @@ class LayerMonitor {
   // Before each layer; false abandons the call.
   virtual bool before_layer(int64_t layer) = 0;
 };
+
+// One row of logits of a call: the token at `position` of a segment's sequence.
+struct LogitsRow {
+  int64_t segment_idx;
+  int64_t position;
+};
+// Takes logits [rows, vocab_size] as they are made: segment after segment, num_logits() of each, a
+// bounded number at a time. Valid during the call. May use the context's threads.
+using LogitsSink = std::function<void(std::span<const LogitsRow>, Matrix<const float>)>;
 
 struct ForwardOptions {
   bool feed_draft = false;  // also extend the draft stages' rings, so that draft() may follow
@@ -50,11 +60,13 @@ class Runner {
         kernels_(kernels),
         kernel_context_(kernel_context) {}
 
-  // Computes the rows of all segments and writes their state.
-  //   logits  [rows, vocab_size] out: segment after segment, num_logits() of each
+  // Computes the rows of all segments and writes their state. Logits come when that is done.
   // A call that fails or is abandoned (kCancelled) leaves every sequence as it was before: of what
   // it may have written, only rows that do not count yet. Refuses token ids outside the vocabulary
   // and a call without rows.
+  Status forward(std::span<const BatchSegment> segments, const ForwardOptions& options,
+                 const LogitsSink& sink);
+  // The same with all logits in one piece.
   Status forward(std::span<const BatchSegment> segments, const ForwardOptions& options,
                  std::vector<float>& logits);
 
@@ -64,6 +76,8 @@ class Runner {
 
  private:
   Status check_token_ids(std::span<const int32_t> token_ids) const;
+  void make_logits(LayerContext& ctx, const BatchRows& rows, Matrix<const float> streams,
+                   Matrix<const float> pre_mix, const LogitsSink& sink);
   void feed_draft_rings(LayerContext& ctx, const DraftWeights& weights, const BatchRows& rows,
                         Matrix<const float> aux);
 

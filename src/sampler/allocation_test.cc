@@ -40,6 +40,7 @@ TEST(Sampler, AllocatesNothingPerToken) {
   Sampler sampler(request, {int64_t(logits.size()), {1}, 5, /*max_tokens=*/200});
   TokenLogprobs logprobs;
   logprobs.top.reserve(6);
+  (void)sampler.sample(logits, scratch).value();  // the scratch grows to the vocabulary
   const int64_t before = num_allocations;
   for (int i = 0; i < 200; ++i) {
     const int32_t token = sampler.sample(logits, scratch).value();

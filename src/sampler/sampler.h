@@ -71,6 +71,7 @@ class Sampler {
   void append(int32_t token_id);  // the token was taken
   void pop();                     // and was taken back; requires num_output_tokens() > 0
 
+  const std::string& request_id() const { return request_id_; }
   int64_t num_tokens() const { return num_prompt_tokens_ + num_output_tokens(); }
   int64_t num_output_tokens() const { return int64_t(output_.size()); }
 

@@ -97,6 +97,8 @@ class Scheduler {
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
 
+  // What on_arrival() refuses whatever else is there. From any thread: it reads what never changes.
+  Status check(const Request& request) const;
   // Refuses a request that makes no sense, or that would not fit if it were alone
   // (kInvalidArgument), or that finds the queue full (kExhausted). A refused one gets no events.
   Status on_arrival(RequestHandle handle, Request request, double now_ms);
@@ -139,7 +141,6 @@ class Scheduler {
     StreamEvent event;
   };
 
-  Status check(const Request& request) const;
   std::unique_ptr<Sequence> make_sequence(ScheduledRequest& request, int32_t choice_idx) const;
 
   // Planning.
