@@ -28,19 +28,6 @@ Result<GenerationConfig> open_generation_config(const std::string& model_dir) {
   return config;
 }
 
-TokenTable make_token_table(const Tokenizer& tokenizer, std::vector<int32_t> eos_token_ids) {
-  TokenTable table;
-  table.bytes.reserve(size_t(tokenizer.vocab_size()));
-  table.is_control.reserve(size_t(tokenizer.vocab_size()));
-  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
-    table.bytes.emplace_back(tokenizer.token_bytes(id));
-    table.is_control.push_back(tokenizer.is_special(id));
-  }
-  table.compressed_ids = make_token_map(tokenizer).compressed_ids;
-  table.eos_token_ids = std::move(eos_token_ids);
-  return table;
-}
-
 uint64_t draw_seed() {
   std::random_device device;
   return uint64_t(device()) << 32 | device();
@@ -57,6 +44,19 @@ StopScope stop_scope(const Tokenizer& tokenizer, ReplyStart start) {
 }
 
 }  // namespace
+
+TokenTable make_token_table(const Tokenizer& tokenizer, std::vector<int32_t> eos_token_ids) {
+  TokenTable table;
+  table.bytes.reserve(size_t(tokenizer.vocab_size()));
+  table.is_control.reserve(size_t(tokenizer.vocab_size()));
+  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    table.bytes.emplace_back(tokenizer.token_bytes(id));
+    table.is_control.push_back(tokenizer.is_special(id));
+  }
+  table.compressed_ids = make_token_map(tokenizer).compressed_ids;
+  table.eos_token_ids = std::move(eos_token_ids);
+  return table;
+}
 
 // Turns the engine's events into text: bytes of the output as they are settled, whole characters
 // of them, and what a chat's characters mean.

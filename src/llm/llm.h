@@ -84,6 +84,9 @@ class Llm {
   uint64_t num_requests_ = 0;
 };
 
+// What an engine needs to know of a tokenizer. Without end tokens those of config.json count.
+TokenTable make_token_table(const Tokenizer& tokenizer, std::vector<int32_t> eos_token_ids);
+
 // The tokenizer of a model directory; errors name the file.
 Result<Tokenizer> open_tokenizer(const std::string& model_dir);
 
