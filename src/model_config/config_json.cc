@@ -8,7 +8,9 @@ namespace {
 
 namespace json = boost::json;
 
-json::array to_json(const std::vector<int64_t>& values) { return {values.begin(), values.end()}; }
+json::array to_json(const std::vector<int64_t>& values) {
+  return json::array(values.begin(), values.end());
+}
 
 json::object text_config(const ModelConfig& c) {
   const RopeScaling& rope = c.rope_scaling;
