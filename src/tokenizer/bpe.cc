@@ -10,8 +10,6 @@
 namespace millrace {
 namespace {
 
-constexpr uint32_t kNone = 0xffffffff;  // no rank, no position, end of a list
-
 // Up to this many bytes a scan for the lowest rank beats a heap. A rank and a position in a short
 // piece share 32 bits.
 constexpr int kPositionBits = 6;
@@ -54,15 +52,14 @@ void Bpe::fill_merges(std::span<const Merge> merges) {
            (merges_[slot].left != m.left || merges_[slot].right != m.right)) {
       slot = (slot + 1) & (merges_.size() - 1);
     }
-    merges_[slot] = {m.left, m.right, uint32_t(rank)};
-    results_.push_back(m.result);
+    merges_[slot] = {m.left, m.right, {uint32_t(rank), m.result}};
     is_part[m.left] = is_part[m.right] = true;
     if (is_part[m.result]) is_ordered_ = false;
     sizes_[m.result] = sizes_[m.left] + sizes_[m.right];
   }
-  byte_pair_ranks_.reserve(256 * 256);
+  byte_pairs_.reserve(256 * 256);
   for (int32_t left : byte_ids_) {
-    for (int32_t right : byte_ids_) byte_pair_ranks_.push_back(rank_of(left, right));
+    for (int32_t right : byte_ids_) byte_pairs_.push_back(outcome(left, right));
   }
 }
 
@@ -92,12 +89,12 @@ void Bpe::fill_words(std::span<const Merge> merges) {
   }
 }
 
-uint32_t Bpe::rank_of(int32_t left, int32_t right) const {
+Bpe::Outcome Bpe::outcome(int32_t left, int32_t right) const {
   for (size_t slot = pair_slot(left, right);;
        slot = (slot + 1) & (merges_.size() - 1)) {
     const Entry& entry = merges_[slot];
-    if (entry.left == left && entry.right == right) return entry.rank;
-    if (entry.left < 0) return kNone;
+    if (entry.left == left && entry.right == right) return entry.outcome;
+    if (entry.left < 0) return {};
   }
 }
 
@@ -189,8 +186,11 @@ void Bpe::merge_short(std::string_view piece, std::vector<int32_t>& ids) const {
   std::array<int32_t, kShortPiece> id;
   std::array<uint8_t, kShortPiece> next, previous;
   const auto size = uint32_t(piece.size());
-  const auto candidate = [](uint32_t rank, uint32_t position) {
-    return rank == kNone ? kNone : rank << kPositionBits | position;
+  std::array<int32_t, kShortPiece> results;  // of the candidates
+  const auto set_candidate = [&](uint32_t position, Outcome outcome) {
+    candidates[position] =
+        outcome.rank == kNone ? kNone : outcome.rank << kPositionBits | position;
+    results[position] = outcome.result;
   };
   const size_t padded = (size + kLanes - 1) / kLanes * kLanes;
   for (uint32_t i = 0; i < size; ++i) {
@@ -200,7 +200,7 @@ void Bpe::merge_short(std::string_view piece, std::vector<int32_t>& ids) const {
     previous[i] = uint8_t(i - 1);
     if (i + 1 == size) break;
     const auto following = static_cast<unsigned char>(piece[i + 1]);
-    candidates[i] = candidate(byte_pair_ranks_[byte * 256 + following], i);
+    set_candidate(i, byte_pairs_[byte * 256 + following]);
   }
   std::fill(candidates.begin() + size - 1, candidates.begin() + padded, kNone);
   for (;;) {
@@ -215,17 +215,17 @@ void Bpe::merge_short(std::string_view piece, std::vector<int32_t>& ids) const {
     for (uint32_t lane : least) best = std::min(best, lane);
     if (best == kNone) break;
     const uint32_t at = best % kShortPiece, gone = next[at], after = next[gone];
-    id[at] = results_[best / kShortPiece];
+    id[at] = results[at];
     next[at] = uint8_t(after);
     candidates[gone] = candidates[at] = kNone;
     if (at > 0) __builtin_prefetch(&merges_[pair_slot(id[previous[at]], id[at])]);
     if (after < size) {
       previous[after] = uint8_t(at);
-      candidates[at] = candidate(rank_of(id[at], id[after]), at);
+      set_candidate(at, outcome(id[at], id[after]));
     }
     if (at > 0) {
       const uint32_t before = previous[at];
-      candidates[before] = candidate(rank_of(id[before], id[at]), before);
+      set_candidate(before, outcome(id[before], id[at]));
     }
   }
   for (uint32_t i = 0; i < size; i = next[i]) ids.push_back(id[i]);
@@ -241,10 +241,11 @@ void Bpe::merge_long(std::string_view piece, Scratch& scratch, std::vector<int32
   candidates.clear();
   for (uint32_t i = 0; i < size; ++i) {
     const auto byte = static_cast<unsigned char>(piece[i]);
-    nodes[i] = {byte_ids_[byte], kNone, i - 1, i + 1};  // kNone before the first: 0 - 1
+    nodes[i] = {byte_ids_[byte], {}, i - 1, i + 1};  // kNone before the first: 0 - 1
     if (i + 1 == size) break;
-    nodes[i].rank = byte_pair_ranks_[byte * 256 + static_cast<unsigned char>(piece[i + 1])];
-    if (nodes[i].rank != kNone) candidates.push_back(uint64_t(nodes[i].rank) << 32 | i);
+    nodes[i].outcome = byte_pairs_[byte * 256 + static_cast<unsigned char>(piece[i + 1])];
+    const uint32_t rank = nodes[i].outcome.rank;
+    if (rank != kNone) candidates.push_back(uint64_t(rank) << 32 | i);
   }
   nodes[size - 1].next = kNone;
   std::ranges::make_heap(candidates, std::greater{});
@@ -252,11 +253,11 @@ void Bpe::merge_long(std::string_view piece, Scratch& scratch, std::vector<int32
     std::ranges::pop_heap(candidates, std::greater{});
     const auto rank = uint32_t(candidates.back() >> 32), at = uint32_t(candidates.back());
     candidates.pop_back();
-    if (nodes[at].rank != rank) continue;
+    if (nodes[at].outcome.rank != rank) continue;
     const uint32_t gone = nodes[at].next;
-    nodes[at].id = results_[rank];
+    nodes[at].id = nodes[at].outcome.result;
     nodes[at].next = nodes[gone].next;
-    nodes[gone].rank = kNone;
+    nodes[gone].outcome = {};
     if (nodes[at].next != kNone) nodes[nodes[at].next].previous = at;
     add_candidate(at, scratch);
     if (nodes[at].previous != kNone) add_candidate(nodes[at].previous, scratch);
@@ -267,9 +268,10 @@ void Bpe::merge_long(std::string_view piece, Scratch& scratch, std::vector<int32
 // Looks up the pair that starts at `position`.
 void Bpe::add_candidate(uint32_t position, Scratch& scratch) const {
   Scratch::Node& node = scratch.nodes[position];
-  node.rank = node.next == kNone ? kNone : rank_of(node.id, scratch.nodes[node.next].id);
-  if (node.rank == kNone) return;
-  scratch.candidates.push_back(uint64_t(node.rank) << 32 | position);
+  node.outcome = {};
+  if (node.next != kNone) node.outcome = outcome(node.id, scratch.nodes[node.next].id);
+  if (node.outcome.rank == kNone) return;
+  scratch.candidates.push_back(uint64_t(node.outcome.rank) << 32 | position);
   std::ranges::push_heap(scratch.candidates, std::greater{});
 }
 

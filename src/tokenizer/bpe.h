@@ -24,6 +24,13 @@ struct Merge {
 //
 // Threading: const after construction; each thread brings its own Scratch.
 class Bpe {
+  static constexpr uint32_t kNone = 0xffffffff;  // no rank, no position, end of a list
+
+  struct Outcome {  // of merging a pair
+    uint32_t rank = kNone;  // it stays a pair
+    int32_t result = -1;
+  };
+
  public:
   // Buffers and a cache of short pieces. Results do not depend on what is in it. It serves one
   // Bpe; given to another it starts afresh.
@@ -36,7 +43,7 @@ class Bpe {
     };
     struct Node {  // of a list of tokens; its index is the position of its first byte
       int32_t id;
-      uint32_t rank;  // of the merge with the next node
+      Outcome outcome;  // of merging it with the next node
       uint32_t previous, next;
     };
     const void* owner = nullptr;
@@ -62,7 +69,7 @@ class Bpe {
  private:
   struct Entry {  // of an open-addressing table, half full at most
     int32_t left = -1, right = -1;
-    uint32_t rank = 0;
+    Outcome outcome;
   };
 
   // A piece that is one token. Also half full at most.
@@ -75,7 +82,7 @@ class Bpe {
   size_t pair_slot(int32_t left, int32_t right) const {
     return (uint64_t(uint32_t(left)) << 32 | uint32_t(right)) * 0x9e3779b97f4a7c15u >> merges_shift_;
   }
-  uint32_t rank_of(int32_t left, int32_t right) const;
+  Outcome outcome(int32_t left, int32_t right) const;
   size_t word_slot(const ShortWord& word) const { return hash(word) >> words_shift_; }
   std::optional<int32_t> find_word(const ShortWord& word) const;
   void prepare(Scratch& scratch) const;
@@ -93,9 +100,8 @@ class Bpe {
   void add_candidate(uint32_t position, Scratch& scratch) const;
 
   std::array<int32_t, 256> byte_ids_;
-  std::vector<uint32_t> byte_pair_ranks_;  // [256 * 256]
+  std::vector<Outcome> byte_pairs_;  // [256 * 256]
   std::vector<Entry> merges_;
-  std::vector<int32_t> results_;  // by rank
   std::vector<uint32_t> sizes_;   // by id: bytes
   std::vector<Word> words_;
   int merges_shift_ = 0, words_shift_ = 0;
