@@ -45,9 +45,10 @@ TokenTable make_token_table(const Tokenizer& tokenizer, std::vector<int32_t> eos
   return table;
 }
 
+// Below 2^53: the answer reports it, and readers of JSON keep no more of a number.
 uint64_t draw_seed() {
   std::random_device device;
-  return uint64_t(device()) << 32 | device();
+  return (uint64_t(device()) << 32 | device()) >> 11;
 }
 
 // Where stop strings apply in a reply that starts like this.
