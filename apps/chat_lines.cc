@@ -8,11 +8,6 @@
 namespace millrace {
 namespace {
 
-bool is_error(std::string_view result) {
-  const Result<JsonValue> line = parse_json(result);
-  return !line.has_value() || line.value().find("error") != nullptr;
-}
-
 int map_lines(const std::string& file, std::string (*convert)(std::string_view)) {
   const Result<std::string> input = read_input(file);
   if (!input.has_value()) return fail(input.error());
@@ -23,9 +18,10 @@ int map_lines(const std::string& file, std::string (*convert)(std::string_view))
     std::string_view line = rest.substr(0, end);
     if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
     if (!line.empty()) {
-      const std::string result = convert(line);
-      if (is_error(result)) status = kExitError;
-      std::cout << result << "\n";
+      std::cout << convert(line) << "\n";
+      // A refused request is an answer; a line that is no JSON means that the file is not what it
+      // was taken for.
+      if (!parse_json(line).has_value()) status = kExitError;
     }
     rest.remove_prefix(std::min(end + 1, rest.size()));
   }

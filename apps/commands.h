@@ -102,7 +102,7 @@ struct DetokenizeOptions {
 };
 int run_detokenize(const DetokenizeOptions& options);
 
-// One line of JSON in, one out (chat/json_lines.h). An error when a line could not be read.
+// One line of JSON in, one out (chat/json_lines.h). An error when a line is no JSON.
 int run_chat_encode(const std::string& file);
 int run_chat_parse(const std::string& file);
 

@@ -333,8 +333,8 @@ void add_lines(CLI::App& app, const char* name, const char* help, const char* ex
                std::string& file, int (*run)(const std::string&), std::function<int()>& action) {
   CLI::App& command = *app.add_subcommand(name, help);
   command.footer(std::string("A line, and what comes back:") + example +
-                 "or {\"id\": \"a\", \"error\": \"...\"}; then the exit status is 1. docs/text.md "
-                 "lists the fields.");
+                 "or {\"id\": \"a\", \"error\": \"...\"}. The exit status is 1 when a line is no JSON. "
+                 "docs/text.md lists the fields.");
   command.add_option("FILE", file, "one JSON object per line; - is stdin")->capture_default_str();
   command.callback([&file, run, &action] { action = [&file, run] { return run(file); }; });
 }

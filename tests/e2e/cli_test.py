@@ -439,11 +439,8 @@ class ChatLines(Case):
         """The command gives what the golden lines expect, from a file and from stdin."""
         lines = (self.GOLDEN / golden).read_text().splitlines()[:40]
         text = "\n".join(lines) + "\n"
-        result = run(command, stdin=text)
-        self.assertEqual(result.returncode, any("error" in json.loads(l)["expect"] for l in lines))
-        out = result.stdout
-        again = run(command, self.file("lines", text.replace("\n", "\r\n\n")))
-        self.assertEqual(out, again.stdout)
+        out = output(command, stdin=text)
+        self.assertEqual(out, output(command, self.file("lines", text.replace("\n", "\r\n\n"))))
         for line, answer in zip(lines, out.splitlines(), strict=True):
             want, got = json.loads(line), json.loads(answer)
             for name in results:
@@ -465,14 +462,18 @@ class ChatLines(Case):
 
     def test_a_bad_line_is_answered_in_its_place(self):
         good = json.dumps({"id": "b", "input": {"messages": [{"role": "user", "content": "x"}]}})
-        result = run("chat-encode", "-", stdin='{"id": "a"}\n' + good)
-        self.assertEqual((result.returncode, result.stderr), (1, ""))
-        first, second = result.stdout.splitlines()
+        first, second = output("chat-encode", "-", stdin='{"id": "a"}\n' + good).splitlines()
         self.assertIn("error", json.loads(first))
         self.assertIn("prompt", json.loads(second))
-        self.assertEqual(run("chat-parse", stdin='{"id": "a"}').returncode, 1)
-        raw = json.dumps({"id": "error", "raw": '{"error": 1}', "thinking": False})
-        self.assertEqual(run("chat-parse", stdin=raw).returncode, 0)
+
+    def test_a_line_that_is_no_json_is_answered_and_an_error(self):
+        good = json.dumps({"id": "b", "input": {"messages": [{"role": "user", "content": "x"}]}})
+        for command, line in (("chat-encode", good), ("chat-parse", '{"id": "b", "raw": "x"}')):
+            result = run(command, stdin='{"id":\n' + line)
+            self.assertEqual((result.returncode, result.stderr), (1, ""))
+            first, second = map(json.loads, result.stdout.splitlines())
+            self.assertIn("JSON byte 6", first["error"])
+            self.assertEqual((second["id"], "error" in second), ("b", False))
 
     def test_the_examples_of_the_help_are_true(self):
         for command in ("chat-encode", "chat-parse"):
