@@ -220,6 +220,18 @@ class Basics(Case):
         self.assertEqual(output("help", "chat"), output("chat", "--help"))
         self.assertEqual(output("version"), output("--version"))
 
+    def test_run_and_test_refuse_what_they_do_not_know_also_through_links(self):
+        for name, *arguments in [
+            ("run", "--build-only", "x"),
+            ("test", "--all", "x"),
+            ("test", "--bogus"),
+        ]:
+            link = self.folder / "link"
+            link.symlink_to(ROOT / name)
+            result = subprocess.run([link, *arguments], capture_output=True, timeout=TIMEOUT)
+            self.assertEqual(result.returncode, 2, arguments)
+            link.unlink()
+
     def test_empty_values_are_no_absent_flags(self):
         for command, *flags in [
             ("generate", "--token-ids", "--allowed-token-ids", "--stop-token-ids"),
