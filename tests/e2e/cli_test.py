@@ -215,6 +215,8 @@ class Basics(Case):
             pattern = f"{foreign}: no such flag; {command} has {own}\n"
             self.refused(2, pattern, command, foreign, "1", stdin="x")
 
+        self.refused(2, '--effort: found "lots"', "chat", "--reasoning-effort", "lots")
+
     def test_help_and_version_are_commands_too(self):
         self.assertEqual(output("help"), output("--help"))
         self.assertEqual(output("help", "chat"), output("chat", "--help"))
