@@ -198,8 +198,8 @@ TEST(Scheduler, OptionsThatMakeNoSenseAreRefused) {
       {[](auto& o) { o.min_prefill_rows = 0; }, "min_prefill_rows: found 0, expected at least 1"},
       {[](auto& o) { o.max_waiting = 0; }, "max_waiting: found 0, expected at least 1"},
       {[](auto& o) { o.max_model_len = 0; }, "max_model_len: found 0, expected at least 1"},
-      {[](auto& o) { o.num_blocks = 0; }, "num_blocks: found 0, expected at least 1"},
-      {[](auto& o) { o.block_size = 0; }, "block_size: found 0, expected at least 1"},
+      {[](auto& o) { o.num_blocks = 0; }, "num_blocks: found 0, expected 1 to 2147483647"},
+      {[](auto& o) { o.block_size = 0; }, "block_size: found 0, expected 1 to 1048576"},
       {[](auto& o) { o.admission_headroom_blocks = -1; },
        "admission_headroom_blocks: found -1, expected at least 0"},
       {[](auto& o) { o.max_step_ms = 0; }, "max_step_ms: found 0, expected more than 0"},
@@ -242,6 +242,26 @@ TEST(Scheduler, AFullQueueRefusesWithTheNumbers) {
   EXPECT_EQ(status.error().message, "queue: found 3 requests waiting, expected fewer than 3");
   engine.step();  // all are running
   EXPECT_TRUE(engine.arrive(4, make_request(5, 5)).ok());
+}
+
+TEST(Scheduler, AKeyThatFloodsTheQueueLeavesTheDoorOpenForOthers) {
+  SchedulerOptions options = small_options();
+  options.max_waiting = 8;
+  Engine engine(options);
+  Request flood = make_request(5, 5), other = make_request(5, 5), third = make_request(5, 5);
+  other.fairness_key = "other";
+  third.priority = 1;  // the same key at another priority
+  for (int i = 0; i < 8; ++i) ASSERT_TRUE(engine.arrive(i, flood).ok());
+  EXPECT_FALSE(engine.arrive(8, flood).ok());
+  EXPECT_TRUE(engine.arrive(8, other).ok());
+  const Status second = engine.arrive(9, other);
+  ASSERT_FALSE(second.ok());
+  EXPECT_EQ(second.error().message, "queue: found 9 requests waiting, expected fewer than 8");
+  EXPECT_TRUE(engine.arrive(9, third).ok());
+  third.fairness_key = "fourth";
+  const Status last = engine.arrive(10, third);
+  ASSERT_FALSE(last.ok());  // the reserve is bounded, too
+  EXPECT_EQ(last.error().message, "queue: found 10 requests waiting, expected fewer than 10");
 }
 
 TEST(Scheduler, WhatIsCancelledCountsAsWaitingUntilItsEndIsReported) {

@@ -153,7 +153,7 @@ class TestDriver {
     live.first_sequence_id = next_sequence_id_;
     next_sequence_id_ += r.num_choices;
     live.request = std::move(r);
-    MR_CHECK_OP(int64_t(live_.size()), <=, options_.max_waiting + options_.max_num_seqs);
+    MR_CHECK_OP(int64_t(live_.size()), <=, options_.max_waiting * 5 / 4 + options_.max_num_seqs);
   }
 
   // One of those that live; requires: there is one.
@@ -206,7 +206,8 @@ class TestDriver {
   }
 
   bool anybody_is_paused() const {
-    return std::any_of(live_.begin(), live_.end(), [](const auto& l) { return l.second.is_paused; });
+    return std::any_of(live_.begin(), live_.end(),
+                       [](const auto& l) { return l.second.is_paused; });
   }
 
   // Of one priority and key, who came first is admitted first.
