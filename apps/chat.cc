@@ -13,17 +13,21 @@
 namespace millrace {
 namespace {
 
-constexpr std::string_view kHelp =
-    "/help            this list\n"
-    "/reset           forget the conversation\n"
-    "/system TEXT     set the system prompt and start anew; without TEXT: none\n"
-    "/think on|off    think before answering, or not\n"
-    "/effort N        how thoroughly: low, high, max or 1 to 100\n"
-    "/temp X          temperature, 0 to 2; 0 is the likeliest token, always\n"
-    "/seed N          repeat the same random choices; without N: new ones every time\n"
-    "/retry           answer the last message again\n"
-    "/exit            leave; so do Ctrl-D, and Ctrl-C twice\n"
-    "Ctrl-C stops an answer.\n";
+std::string help_text() {
+  return format(
+      "/help            this list\n"
+      "/clear           forget the conversation; also /reset\n"
+      "/system TEXT     set the system prompt and start anew; without TEXT: none\n"
+      "/think on|off    think before answering, or not\n"
+      "/effort N        how thoroughly: ",
+      effort_names(),
+      "\n"
+      "/temp X          temperature, 0 to 2; 0 is the likeliest token, always\n"
+      "/seed N          repeat the same random choices; without N: new ones every time\n"
+      "/retry           answer the last message again\n"
+      "/exit            leave; so do Ctrl-D, and Ctrl-C twice\n"
+      "Ctrl-C stops an answer. For line editing and history run it under rlwrap.\n");
+}
 
 // A list of tools, or an object with one, as in a chat request.
 Result<std::vector<Tool>> read_tools(const std::string& file) {
@@ -73,7 +77,7 @@ class Chat {
           if (is_interactive_) print("\n");
           return kExitOk;
         case LineReader::Event::kInterrupt:
-          if (!is_interactive_) return kExitError;
+          if (!is_interactive_) return kExitInterrupted;
           if (warned) return print("\n"), kExitOk;
           warned = true;
           print("\nCtrl-C once more, or /exit, to leave.\n");
@@ -86,6 +90,8 @@ class Chat {
       if (!goes_on.has_value()) {
         fail(goes_on.error());
         if (!is_interactive_) return kExitError;
+      } else if (was_interrupted_ && !is_interactive_) {
+        return kExitInterrupted;
       } else if (!goes_on.value()) {
         return kExitOk;
       }
@@ -111,8 +117,8 @@ class Chat {
     const size_t begin = std::min(line.find_first_not_of(' ', blank), line.size());
     const std::string argument = line.substr(begin);
     if (name == "/exit" || name == "/quit") return false;
-    if (name == "/help") return print(kHelp), true;
-    if (name == "/reset") return reset(), true;
+    if (name == "/help") return print(help_text()), true;
+    if (name == "/clear" || name == "/reset") return reset(), true;
     if (name == "/system") {
       system_ = argument;
       reset();
@@ -128,7 +134,9 @@ class Chat {
       if (argument != "on" && argument != "off") return bad_argument(name, argument, "on or off");
       request_.thinking = argument == "on";
     } else if (name == "/effort") {
-      ASSIGN_OR_RETURN(request_.reasoning_effort, parse_effort(argument));
+      const Result<int> effort = parse_effort(argument);
+      if (!effort.has_value()) return bad_argument(name, argument, effort_names());
+      request_.reasoning_effort = effort.value();
     } else if (name == "/temp") {
       SamplingParams changed = sampling_;
       if (!parse_number(argument, changed.temperature)) return bad_argument(name, argument, "0 to 2");
@@ -191,6 +199,7 @@ class Chat {
       return answer.error();
     }
     if (options_.stats) std::cerr << stats_line(answer.value()) << "\n";
+    was_interrupted_ = answer.value().completion.finish_reason == FinishReason::kAbort;
     return remember(answer.value());
   }
 
@@ -234,6 +243,7 @@ class Chat {
   ChatRequest request_;
   std::vector<ToolCall> waiting_calls_;  // whose results the next lines are
   int num_retries_ = 0;                  // of the last message
+  bool was_interrupted_ = false;         // the last answer, by Ctrl-C
 };
 
 }  // namespace

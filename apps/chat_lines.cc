@@ -1,5 +1,6 @@
 #include <iostream>
 
+#include "chat/json.h"
 #include "chat/json_lines.h"
 #include "commands.h"
 #include "console.h"
@@ -10,15 +11,21 @@ namespace {
 int map_lines(const std::string& file, std::string (*convert)(std::string_view)) {
   const Result<std::string> input = read_input(file);
   if (!input.has_value()) return fail(input.error());
+  int status = kExitOk;
   std::string_view rest = input.value();
   while (!rest.empty()) {
     const size_t end = std::min(rest.find('\n'), rest.size());
     std::string_view line = rest.substr(0, end);
     if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
-    if (!line.empty()) std::cout << convert(line) << "\n";
+    if (!line.empty()) {
+      std::cout << convert(line) << "\n";
+      // A refused request is an answer; a line that is no JSON means that the file is not what it
+      // was taken for.
+      if (!parse_json(line).has_value()) status = kExitError;
+    }
     rest.remove_prefix(std::min(end + 1, rest.size()));
   }
-  return kExitOk;
+  return status;
 }
 
 }  // namespace

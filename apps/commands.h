@@ -15,6 +15,7 @@ namespace millrace {
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitError = 1;  // the world was difficult: a file, a model, a request
 inline constexpr int kExitUsage = 2;  // the command line makes no sense
+inline constexpr int kExitInterrupted = 130;  // Ctrl-C, as a shell reports it
 
 struct ModelFlags {
   std::string model_dir;  // empty: the one that comes with the program
@@ -25,11 +26,11 @@ struct ModelFlags {
   std::optional<int64_t> max_model_len;
 };
 
-// What a flag leaves out comes from the model's generation_config.json.
+// What a flag leaves out comes from the chat request, then from the model's generation_config.json.
 struct SamplingFlags {
-  std::optional<double> temperature, top_p, min_p, repetition_penalty;
+  std::optional<double> temperature, top_p, min_p;
+  std::optional<double> presence_penalty, frequency_penalty, repetition_penalty;
   std::optional<int64_t> top_k;
-  double presence_penalty = 0, frequency_penalty = 0;
   std::vector<std::string> logit_bias;  // ID=BIAS
   std::string allowed_token_ids, stop_token_ids;
   std::vector<std::string> bad_words;
@@ -38,8 +39,7 @@ struct SamplingFlags {
   bool include_stop = false;
   bool ignore_eos = false;
   bool keep_special = false;
-  int64_t min_tokens = 0;
-  std::optional<int64_t> max_tokens, logprobs, prompt_logprobs;
+  std::optional<int64_t> min_tokens, max_tokens, logprobs, prompt_logprobs;
 };
 
 struct ThinkingFlags {
@@ -66,7 +66,7 @@ struct GenerateOptions {
   std::string file, chat_file, token_ids;
   bool no_special = false;  // the prompt's text stands for itself
   bool no_bos = false;
-  int n = 1;
+  std::optional<int64_t> num_choices;
   bool json = false;
   bool stats = false;
 };
@@ -102,7 +102,7 @@ struct DetokenizeOptions {
 };
 int run_detokenize(const DetokenizeOptions& options);
 
-// One line of JSON in, one out (chat/json_lines.h).
+// One line of JSON in, one out (chat/json_lines.h). An error when a line is no JSON.
 int run_chat_encode(const std::string& file);
 int run_chat_parse(const std::string& file);
 

@@ -58,10 +58,14 @@ std::string printable(std::string_view text) {
 bool stdin_is_terminal() { return isatty(STDIN_FILENO); }
 bool stdout_is_terminal() { return isatty(STDOUT_FILENO); }
 
-int fail(const Error& error) {
+void warn(std::string_view message) {
   std::cout.flush();
-  std::cerr << "millrace: " << printable(error.message) << "\n";
-  return kExitError;
+  std::cerr << "millrace: " << printable(message) << "\n";
+}
+
+int fail(const Error& error) {
+  warn(error.message);
+  return error.code == Code::kCancelled ? kExitInterrupted : kExitError;
 }
 
 int fail_usage(const Error& error) {

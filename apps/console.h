@@ -16,8 +16,11 @@ namespace millrace {
 bool stdin_is_terminal();
 bool stdout_is_terminal();
 
-// "millrace: MESSAGE" on stderr; they return the exit status: of trouble, and of a command line
-// that makes no sense.
+// "millrace: MESSAGE" on stderr.
+void warn(std::string_view message);
+
+// The same; they return the exit status: of trouble or of Ctrl-C (kCancelled), and of a command
+// line that makes no sense.
 int fail(const Error& error);
 int fail_usage(const Error& error);
 

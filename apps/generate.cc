@@ -1,18 +1,25 @@
 #include <iostream>
 #include <optional>
+#include <variant>
 
 #include "base/format.h"
+#include "chat/json.h"
 #include "chat/request_parser.h"
 #include "commands.h"
 #include "console.h"
 #include "json_writer.h"
 #include "llm/llm.h"
 #include "model_flags.h"
+#include "request_sampling.h"
 #include "stats.h"
 #include "tokenizer/detokenizer.h"
 
 namespace millrace {
 namespace {
+
+Error in_file(const std::string& file, const Error& error) {
+  return {error.code, format(file, ": ", error.message)};
+}
 
 // A shell's echo and most editors end text with a newline that nobody means.
 void remove_final_newline(std::string& text) {
@@ -20,31 +27,43 @@ void remove_final_newline(std::string& text) {
   if (!text.empty() && text.back() == '\r') text.pop_back();
 }
 
-Result<Prompt> make_chat_prompt(const GenerateOptions& options, const Llm& llm) {
-  ASSIGN_OR_RETURN(const std::string json, read_input(options.chat_file));
-  Result<ChatRequest> chat = parse_chat_request(json);
-  if (!chat.has_value()) {
-    return Error{chat.error().code, format(options.chat_file, ": ", chat.error().message)};
-  }
-  RETURN_IF_ERROR(apply(options.thinking, chat.value()));
-  return llm.encode_chat(chat.value());
+// What is to be continued, before a model is there to encode it: text, tokens or a chat.
+using Input = std::variant<std::string, std::vector<int32_t>, ChatRequest>;
+
+// The request's sampling fields go to `options`.
+Result<ChatRequest> parse_chat(std::string_view json, GenerateOptions& options) {
+  ASSIGN_OR_RETURN(const JsonValue request, parse_json(json));
+  ASSIGN_OR_RETURN(ChatRequest chat, parse_chat_request(request));
+  ASSIGN_OR_RETURN(const std::vector<std::string> warnings, add_request_sampling(request, options));
+  for (const std::string& warning : warnings) warn(format(options.chat_file, ": ", warning));
+  RETURN_IF_ERROR(apply(options.thinking, chat));
+  return chat;
 }
 
-Result<Prompt> make_prompt(const GenerateOptions& options, const Llm& llm) {
-  if (!options.chat_file.empty()) return make_chat_prompt(options, llm);
+Result<Input> read_prompt(GenerateOptions& options) {
   if (!options.token_ids.empty()) {
     ASSIGN_OR_RETURN(std::vector<int32_t> ids, parse_token_ids(options.token_ids));
-    return Prompt{std::move(ids), std::nullopt};
+    return Input(std::move(ids));
   }
-  std::string text;
-  if (options.prompt) {
-    text = *options.prompt;
-  } else {
-    ASSIGN_OR_RETURN(text, read_input(options.file.empty() ? "-" : options.file));
-    remove_final_newline(text);
+  if (options.prompt) return Input(*options.prompt);
+  const bool is_chat = !options.chat_file.empty();
+  const std::string file = is_chat ? options.chat_file : options.file.empty() ? "-" : options.file;
+  ASSIGN_OR_RETURN(std::string text, read_input(file));
+  if (is_chat) {
+    Result<ChatRequest> chat = parse_chat(text, options);
+    if (!chat.has_value()) return in_file(file, chat.error());
+    return Input(std::move(chat.value()));
   }
+  remove_final_newline(text);
+  return Input(std::move(text));
+}
+
+Result<Prompt> encode(const Input& input, const GenerateOptions& options, const Llm& llm) {
+  if (const auto* ids = std::get_if<std::vector<int32_t>>(&input))
+    return Prompt{*ids, std::nullopt};
+  if (const auto* chat = std::get_if<ChatRequest>(&input)) return llm.encode_chat(*chat);
   const auto mode = options.no_special ? SpecialTokens::kPlainText : SpecialTokens::kRecognise;
-  return llm.encode_text(text, mode, !options.no_bos);
+  return llm.encode_text(std::get<std::string>(input), mode, !options.no_bos);
 }
 
 std::string token_text(const Tokenizer& tokenizer, int32_t id) {
@@ -172,23 +191,39 @@ Result<Answer> show_answer(const GenerateOptions& options, const Prompt& prompt,
 
 }  // namespace
 
-int run_generate(const GenerateOptions& options) {
+int run_generate(const GenerateOptions& flags) {
+  GenerateOptions options = flags;  // and what the request adds
+  const Result<Input> input = read_prompt(options);
+  if (!input.has_value()) return fail(input.error());
+  const bool is_chat = std::holds_alternative<ChatRequest>(input.value());
+  const auto* text = std::get_if<std::string>(&input.value());
+  if (text != nullptr && text->empty() && !flags.prompt && flags.file.empty()) {
+    return fail_usage({Code::kInvalidArgument,
+                       "stdin: found nothing, expected a prompt there or one of PROMPT, --file, "
+                       "--chat, --token-ids"});
+  }
   Result<std::unique_ptr<Llm>> llm = open_llm(options.model);
   if (!llm.has_value()) return fail(llm.error());
-  Result<SamplingParams> sampling = make_sampling(options.sampling, *llm.value());
+  Result<SamplingParams> sampling = make_sampling(flags.sampling, *llm.value());
   if (!sampling.has_value()) return fail_usage(sampling.error());
-  const Result<Prompt> prompt = make_prompt(options, *llm.value());
+  if (is_chat) {
+    sampling = make_sampling(options.sampling, *llm.value());
+    if (!sampling.has_value()) return fail(in_file(options.chat_file, sampling.error()));
+  }
+  const Result<Prompt> prompt = encode(input.value(), options, *llm.value());
   if (!prompt.has_value()) return fail(prompt.error());
 
   const Interrupts interrupts;
-  for (int i = 0; i < options.n; ++i) {
-    if (options.n > 1 && !options.json) print(format("--- ", i + 1, " of ", options.n, " ---\n"));
+  const int num_choices = int(options.num_choices.value_or(1));
+  for (int i = 0; i < num_choices; ++i) {
+    if (num_choices > 1 && !options.json)
+      print(format("--- ", i + 1, " of ", num_choices, " ---\n"));
     const Result<Answer> answer =
         show_answer(options, prompt.value(), sampling.value(), i, *llm.value());
     if (!answer.has_value()) return fail(answer.error());
     sampling.value().seed = answer.value().seed;
     if (options.stats) std::cerr << stats_line(answer.value()) << "\n";
-    if (answer.value().completion.finish_reason == FinishReason::kAbort) return kExitError;
+    if (answer.value().completion.finish_reason == FinishReason::kAbort) return kExitInterrupted;
   }
   return kExitOk;
 }

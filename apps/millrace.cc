@@ -3,12 +3,16 @@
 
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
+#include <cctype>
 #include <exception>
 #include <functional>
 #include <iostream>
 #include <limits>
 #include <new>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/format.h"
@@ -16,6 +20,7 @@
 #include "console.h"
 #include "engine/loaded_model.h"
 #include "model_flags.h"
+#include "request/request.h"
 #include "sys/fp_environment.h"
 
 namespace millrace {
@@ -26,12 +31,12 @@ constexpr const char* kModelHelp =
 
 // CLI11 lets integers wrap that do not fit, and reads 010 as eight.
 template <class Integer>
-CLI::Validator integer() {
-  const auto check = [](std::string& text) {
+CLI::Validator integer(Integer least = std::numeric_limits<Integer>::min(),
+                       Integer most = std::numeric_limits<Integer>::max()) {
+  const auto check = [least, most](std::string& text) {
     Integer number = 0;
-    if (!parse_number(text, number)) {
-      return format("found \"", text, "\", expected an integer from ",
-                    std::numeric_limits<Integer>::min(), " to ", std::numeric_limits<Integer>::max());
+    if (!parse_number(text, number) || number < least || number > most) {
+      return format("found \"", text, "\", expected an integer from ", least, " to ", most);
     }
     text = std::to_string(number);
     return std::string();
@@ -64,8 +69,10 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       ->type_name("MODE")
       ->capture_default_str()
       ->group(group);
-  command.add_option("--threads", flags.num_threads, "threads to compute with; default: all there are")
-      ->check(CLI::Range(1, kMaxThreads).description(""))
+  command
+      .add_option("-t,--threads", flags.num_threads,
+                  "threads to compute with; default: all there are")
+      ->transform(integer<int>(1, kMaxThreads))
       ->type_name("N")
       ->group(group);
   command
@@ -81,7 +88,7 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
   command
       .add_option("--chunk", flags.chunk,
                   "prompt tokens that are computed at once; it never changes the result")
-      ->check(CLI::Range(int64_t(1), int64_t(1) << 20).description(""))
+      ->transform(integer<int64_t>(1, int64_t(1) << 20))
       ->type_name("N")
       ->capture_default_str()
       ->group(group);
@@ -89,9 +96,9 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
 
 void add_context_flag(CLI::App& command, ModelFlags& flags) {
   command
-      .add_option("--max-model-len", flags.max_model_len,
+      .add_option("-c,--max-model-len,--ctx-size", flags.max_model_len,
                   "most tokens of prompt and answer; default: what the checkpoint allows")
-      ->transform(integer<int64_t>())
+      ->transform(integer<int64_t>(1))
       ->group("Model");
 }
 
@@ -102,7 +109,7 @@ void add_sampling_flags(CLI::App& command, SamplingFlags& flags) {
   };
   add("--temperature,--temp", flags.temperature, "0 to 2; 0: always the likeliest token");
   add("--top-k", flags.top_k, "only the k likeliest tokens; 0 or -1: all")
-      ->transform(integer<int64_t>());
+      ->transform(integer<int64_t>(-1));
   add("--top-p", flags.top_p, "only the likeliest tokens that together reach this probability");
   add("--min-p", flags.min_p, "only tokens with this fraction of the likeliest one's probability");
   add("--presence-penalty", flags.presence_penalty, "-2 to 2, on tokens that were generated");
@@ -124,10 +131,11 @@ void add_sampling_flags(CLI::App& command, SamplingFlags& flags) {
   const auto add_stop = [&](const char* name, auto& value, const char* help) {
     return command.add_option(name, value, help)->group(stop_group);
   };
-  add_stop("--max-tokens", flags.max_tokens, "most tokens to generate; default: as many as fit")
-      ->transform(integer<int64_t>());
+  add_stop("-n,--max-tokens,--max-new-tokens,--n-predict", flags.max_tokens,
+           "most tokens to generate; default: as many as the context holds")
+      ->transform(integer<int64_t>(0));
   add_stop("--min-tokens", flags.min_tokens, "no end before so many tokens")
-      ->transform(integer<int64_t>());
+      ->transform(integer<int64_t>(0));
   add_stop("--stop", flags.stop, "text that ends the answer; may be repeated")
       ->allow_extra_args(false);
   add_stop("--stop-token-ids", flags.stop_token_ids, "tokens that end the answer")
@@ -139,17 +147,21 @@ void add_sampling_flags(CLI::App& command, SamplingFlags& flags) {
       ->group(stop_group);
 }
 
-void add_thinking_flags(CLI::App& command, ThinkingFlags& flags) {
-  command.add_flag("--no-think", flags.no_think, "answer without thinking first")->group("Chat");
-  command
-      .add_option("--effort", flags.effort,
-                  "how thoroughly to think: low, high, max or 1 to 100")
-      ->check([](const std::string& effort) {
-        const Result<int> level = parse_effort(effort);
-        return level.has_value() ? std::string() : level.error().message;
-      })
-      ->type_name("LEVEL")
-      ->group("Chat");
+std::vector<CLI::Option*> add_thinking_flags(CLI::App& command, ThinkingFlags& flags) {
+  CLI::Option* no_think =
+      command.add_flag("--no-think", flags.no_think, "answer without thinking first")
+          ->group("Chat");
+  CLI::Option* effort =
+      command
+          .add_option("--effort,--reasoning-effort", flags.effort,
+                      "how thoroughly to think: " + effort_names() + "; default: high")
+          ->check([](const std::string& effort) {
+            const Result<int> level = parse_effort(effort);
+            return level.has_value() ? std::string() : level.error().message;
+          })
+          ->type_name("LEVEL")
+          ->group("Chat");
+  return {no_think, effort};
 }
 
 void require_one_at_most(const CLI::App& command, const std::vector<std::string>& options) {
@@ -166,8 +178,9 @@ void require_one_at_most(const CLI::App& command, const std::vector<std::string>
 void add_chat(CLI::App& app, ChatOptions& options, std::function<int()>& action) {
   CLI::App& command = *app.add_subcommand("chat", "talk with the model");
   command.footer(
-      "On a terminal, /help lists the commands and Ctrl-C stops an answer. From a pipe every line "
-      "is a turn:\n  echo 'What is the capital of France?' | millrace chat --temp 0");
+      "On a terminal, /help lists the commands and Ctrl-C stops an answer; rlwrap adds line "
+      "editing. From a pipe every line is a turn:\n"
+      "  echo 'What is the capital of France?' | millrace chat --temp 0");
   command.add_option("--system", options.system, "system prompt")->group("Chat");
   command
       .add_option("--tools", options.tools_file,
@@ -192,29 +205,31 @@ void add_generate(CLI::App& app, GenerateOptions& options, std::function<int()>&
       "  millrace generate 'Once upon a time' --max-tokens 50\n"
       "  millrace generate --chat request.json --json");
   const std::string group = "Prompt (one of PROMPT, --file, --chat, --token-ids; or stdin)";
-  command.add_option("PROMPT", options.prompt, "the text to continue");
+  command.add_option("PROMPT,-p,--prompt", options.prompt, "the text to continue")->group(group);
   command.add_option("--file", options.file, "a file with the text; a final newline is dropped")
       ->check(check_path)
       ->type_name("FILE")
       ->group(group);
-  command
-      .add_option("--chat", options.chat_file,
-                  "a Chat Completions request in JSON; - is stdin. Its sampling fields are "
-                  "ignored: use flags")
-      ->check(check_path)
-      ->type_name("FILE")
-      ->group(group);
+  CLI::Option* chat =
+      command
+          .add_option("--chat", options.chat_file,
+                      "a Chat Completions request in JSON; - is stdin. Flags win over its fields")
+          ->check(check_path)
+          ->type_name("FILE")
+          ->group(group);
   command.add_option("--token-ids", options.token_ids, "the prompt as tokens")
       ->check(check_token_ids)
       ->type_name("ID,ID,...")
       ->group(group);
   command.add_flag("--no-bos", options.no_bos, "do not put the begin token in front of text")
+      ->excludes(chat)
       ->group(group);
   command
       .add_flag("--no-special", options.no_special,
                 "control tokens spelled in the text are plain text")
+      ->excludes(chat)
       ->group(group);
-  add_thinking_flags(command, options.thinking);
+  for (CLI::Option* flag : add_thinking_flags(command, options.thinking)) flag->needs(chat);
   CLI::Option* json = command.add_flag("--json", options.json, "one line of JSON per answer")
                           ->group("Output");
   const auto add_output = [&](const char* name, auto& value, const char* help) {
@@ -222,15 +237,15 @@ void add_generate(CLI::App& app, GenerateOptions& options, std::function<int()>&
   };
   add_output("--logprobs", options.sampling.logprobs,
              "log-probability of every token, with the N likeliest; -1: all")
-      ->transform(integer<int64_t>())
+      ->transform(integer<int64_t>(-1))
       ->needs(json);
   add_output("--prompt-logprobs", options.sampling.prompt_logprobs, "the same of the prompt")
-      ->transform(integer<int64_t>())
+      ->transform(integer<int64_t>(-1))
       ->needs(json);
-  add_output("-n,--n", options.n, "answers to the same prompt, one after the other")
-      ->check(CLI::Range(1, 128).description(""))
-      ->type_name("N")
-      ->capture_default_str();
+  add_output("--choices", options.num_choices,
+             "answers to the same prompt, one after the other; default: 1")
+      ->transform(integer<int64_t>(1, kMaxChoices))
+      ->type_name("N");
   command.add_flag("--keep-special", options.sampling.keep_special, "show control tokens")
       ->group("Output");
   command.add_flag("--stats", options.stats, "tokens and speed, on stderr")->group("Output");
@@ -305,11 +320,95 @@ void add_detokenize(CLI::App& app, DetokenizeOptions& options, std::function<int
   command.callback([&] { action = [&] { return run_detokenize(options); }; });
 }
 
-void add_lines(CLI::App& app, const char* name, const char* help, std::string& file,
-               int (*run)(const std::string&), std::function<int()>& action) {
+constexpr const char* kEncodeExample = R"(
+  {"id": "a", "input": {"messages": [{"role": "user", "content": "Hi"}]}}
+  {"id": "a", "prompt": "..."}
+)";
+constexpr const char* kParseExample = R"(
+  {"id": "a", "raw": "A greeting.</think>Hello.", "thinking": true}
+  {"id": "a", "reasoning": "A greeting.", "content": "Hello.", "tool_calls": [], "finish_reason": "stop"}
+)";
+
+void add_lines(CLI::App& app, const char* name, const char* help, const char* example,
+               std::string& file, int (*run)(const std::string&), std::function<int()>& action) {
   CLI::App& command = *app.add_subcommand(name, help);
+  command.footer(std::string("A line, and what comes back:") + example +
+                 "or {\"id\": \"a\", \"error\": \"...\"}. The exit status is 1 when a line is no JSON. "
+                 "docs/text.md lists the fields.");
   command.add_option("FILE", file, "one JSON object per line; - is stdin")->capture_default_str();
   command.callback([&file, run, &action] { action = [&file, run] { return run(file); }; });
+}
+
+// `help` and `version` are flags elsewhere, commands to many. In the order that CLI11 wants: the
+// last one first.
+std::vector<std::string> plain_arguments(int argc, char** argv) {
+  std::vector<std::string> arguments(argv + 1, argv + argc);
+  if (!arguments.empty() && arguments[0] == "version") arguments[0] = "--version";
+  if (!arguments.empty() && arguments[0] == "help") {
+    arguments.erase(arguments.begin());
+    arguments.push_back("--help");
+  }
+  std::reverse(arguments.begin(), arguments.end());
+  return arguments;
+}
+
+// Names from llama.cpp and vLLM for what is named or defined a little differently here. (Where the
+// meaning is the same, they are names of our flags.)
+constexpr std::pair<std::string_view, std::string_view> kForeignFlags[] = {
+    {"f", "--file"},
+    {"m", "--model"},
+    {"num-choices", "--choices"},
+    {"n", "--choices"},
+    {"no-thinking", "--no-think"},
+    {"p", "--system"},
+    {"prompt", "--system"},
+    {"repeat-penalty", "--repetition-penalty"},
+    {"reverse-prompt", "--stop"},
+    {"s", "--seed"},
+    {"system-prompt", "--system"},
+};
+
+// The flag that somebody meant who wrote `name` (without dashes), or nothing.
+std::string meant_flag(const CLI::App& command, std::string name) {
+  for (char& c : name) c = c == '_' ? '-' : char(std::tolower(uint8_t(c)));
+  if (command.get_option_no_throw("--" + name) != nullptr) return "--" + name;
+  for (const auto& [foreign, own] : kForeignFlags) {
+    if (foreign == name && command.get_option_no_throw(std::string(own)) != nullptr) {
+      return std::string(own);
+    }
+  }
+  return {};
+}
+
+bool is_flag_name(const std::string& argument) {
+  return argument.starts_with('-') && argument.find_first_not_of('-') != argument.npos;
+}
+
+// What is left over when a command line makes no sense, in the order in which it was given.
+std::string explain_extras(const CLI::App& app) {
+  std::string commands;
+  for (const CLI::App* command : app.get_subcommands({})) {
+    commands += (commands.empty() ? "" : ", ") + command->get_name();
+  }
+  const std::vector<CLI::App*> parsed = app.get_subcommands();
+  const std::vector<std::string> outside = app.remaining();  // of a command
+  const bool is_flag = !outside.empty() && is_flag_name(outside[0]);
+  if (parsed.empty() || is_flag) {
+    return format("found \"", outside[0], "\", expected a command", is_flag ? " first: " : ": ",
+                  commands);
+  }
+  const CLI::App& command = *parsed[0];
+  const std::vector<std::string> extras = app.remaining(/*recurse=*/true);
+  for (const std::string& extra : extras) {
+    if (!is_flag_name(extra)) continue;
+    const std::string flag = extra.substr(0, extra.find('='));
+    const std::string meant = meant_flag(command, flag.substr(flag.find_first_not_of('-')));
+    return format(flag, ": no such flag; ",
+                  meant.empty() ? format("millrace ", command.get_name(), " --help lists them")
+                                : format(command.get_name(), " has ", meant));
+  }
+  const std::string& first = extras[0] == "--" ? extras[1] : extras[0];
+  return format("\"", first, "\": not expected; text with blanks needs quotes");
 }
 
 int run(int argc, char** argv) {
@@ -333,14 +432,18 @@ int run(int argc, char** argv) {
   add_inspect(app, inspect, action);
   add_tokenize(app, tokenize, action);
   add_detokenize(app, detokenize, action);
-  add_lines(app, "chat-encode", "chat requests to prompts, line by line", encode_file,
-            run_chat_encode, action);
-  add_lines(app, "chat-parse", "replies of the model to their parts, line by line", parse_file,
-            run_chat_parse, action);
+  add_lines(app, "chat-encode", "chat requests to prompts, line by line", kEncodeExample,
+            encode_file, run_chat_encode, action);
+  add_lines(app, "chat-parse", "replies of the model to their parts, line by line", kParseExample,
+            parse_file, run_chat_parse, action);
   try {
-    app.parse(argc, argv);
+    app.parse(plain_arguments(argc, argv));
+  } catch (const CLI::Success& help) {
+    return app.exit(help);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? kExitOk : kExitUsage;
+    // A required flag that seems to be missing may be a misspelled one that is left over.
+    const bool is_extra = app.remaining_size(/*recurse=*/true) > 0;
+    return fail_usage({Code::kInvalidArgument, is_extra ? explain_extras(app) : error.what()});
   }
   if (action) return action();
   std::cerr << app.help();

@@ -90,8 +90,8 @@ Result<SamplingParams> make_sampling(const SamplingFlags& flags, const Llm& llm)
   params.top_p = flags.top_p.value_or(params.top_p);
   params.min_p = flags.min_p.value_or(params.min_p);
   params.repetition_penalty = flags.repetition_penalty.value_or(params.repetition_penalty);
-  params.presence_penalty = flags.presence_penalty;
-  params.frequency_penalty = flags.frequency_penalty;
+  params.presence_penalty = flags.presence_penalty.value_or(0);
+  params.frequency_penalty = flags.frequency_penalty.value_or(0);
   for (const std::string& text : flags.logit_bias) {
     ASSIGN_OR_RETURN(auto bias, parse_logit_bias(text));
     params.logit_bias.push_back(bias);
@@ -104,7 +104,7 @@ Result<SamplingParams> make_sampling(const SamplingFlags& flags, const Llm& llm)
   params.include_stop_str_in_output = flags.include_stop;
   params.skip_special_tokens = !flags.keep_special;
   params.ignore_eos = flags.ignore_eos;
-  params.min_tokens = flags.min_tokens;
+  params.min_tokens = flags.min_tokens.value_or(0);
   params.max_tokens = flags.max_tokens;
   params.logprobs = flags.logprobs;
   params.prompt_logprobs = flags.prompt_logprobs;
@@ -112,15 +112,21 @@ Result<SamplingParams> make_sampling(const SamplingFlags& flags, const Llm& llm)
   return params;
 }
 
-Result<int> parse_effort(std::string_view effort) {
+std::string effort_names() {
   std::string names;
   for (const EffortLevel& level : default_effort_levels()) {
+    names += (names.empty() ? "" : ", ") + level.name;
+  }
+  return names + " or 1 to 100";
+}
+
+Result<int> parse_effort(std::string_view effort) {
+  for (const EffortLevel& level : default_effort_levels()) {
     if (level.name == effort) return level.effort;
-    names += level.name + ", ";
   }
   int number = 0;
   if (parse_number(effort, number) && number >= 1 && number <= 100) return number;
-  return bad_flag("effort", effort, names + "or 1 to 100");
+  return Error{Code::kInvalidArgument, format("found \"", effort, "\", expected ", effort_names())};
 }
 
 Status apply(const ThinkingFlags& flags, ChatRequest& chat) {

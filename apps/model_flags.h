@@ -37,7 +37,10 @@ Result<std::vector<int32_t>> parse_token_ids(std::string_view text);
 
 Result<SamplingParams> make_sampling(const SamplingFlags& flags, const Llm& llm);
 
-// A name (low, high, max, ...) or a number from 1 to 100.
+// "minimal, low, ... or 1 to 100".
+std::string effort_names();
+
+// One of those. The message does not say of what.
 Result<int> parse_effort(std::string_view effort);
 
 Status apply(const ThinkingFlags& flags, ChatRequest& chat);

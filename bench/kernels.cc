@@ -245,7 +245,9 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; i += 2) {
     const std::string_view flag = argv[i];
     const char* value = i + 1 < argc ? argv[i + 1] : "";
-    if (flag == "--isa") {
+    if (i + 1 == argc) {
+      table = nullptr;
+    } else if (flag == "--isa") {
       table = millrace::find_kernels(value);
     } else if (flag == "--only") {
       only = value;

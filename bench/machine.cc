@@ -31,4 +31,10 @@ void run() {
 }  // namespace
 }  // namespace millrace
 
-int main() { millrace::run(); }
+int main(int argc, char**) {
+  if (argc > 1) {
+    std::fprintf(stderr, "usage: bench-machine\n");
+    return 2;
+  }
+  millrace::run();
+}

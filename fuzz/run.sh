@@ -7,7 +7,9 @@ fuzzer=$1 seconds=$2
 shift 2
 source=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 name=$(basename "$fuzzer")
-options=(-max_total_time="$seconds" -timeout=25 -rss_limit_mb=2048 -artifact_prefix="$fuzzer.")
+# Inputs are a few kilobytes; a large allocation would follow a number that one of them names.
+options=(-max_total_time="$seconds" -timeout=25 -rss_limit_mb=2048 -malloc_limit_mb=128
+  -artifact_prefix="$fuzzer.")
 [[ -f $source/$name.dict ]] && options+=(-dict="$source/$name.dict")
 mkdir -p "$fuzzer.corpus"
 rm -f "$fuzzer.passed"

@@ -2,10 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <array>
-#include <bit>
-#include <cmath>
-
+#include "base/sha256.h"
 #include "chat/request_parser.h"
 #include "chat/wire_text.h"
 
@@ -39,54 +36,7 @@ Message message(Role role, std::string text) {
   return {.role = role, .content = {{Part::Kind::kText, std::move(text)}}};
 }
 
-// FIPS 180-4, only to hold the wire text against its published digest. Its constants are the first
-// bits of the fractions of square and cube roots of primes; the test checks the digest of "abc".
-std::string sha256(std::string text) {
-  std::array<uint32_t, 64> k{};
-  std::array<uint32_t, 8> h{};
-  const auto fraction_bits = [](long double root) {
-    return uint32_t((root - (long double)(uint64_t(root))) * 4294967296.0L);
-  };
-  int count = 0;
-  for (uint64_t n = 2; count < 64; ++n) {
-    bool is_prime = true;
-    for (uint64_t d = 2; d * d <= n; ++d) is_prime &= n % d != 0;
-    if (!is_prime) continue;
-    if (count < 8) h[size_t(count)] = fraction_bits(std::sqrt((long double)(n)));
-    k[size_t(count++)] = fraction_bits(std::cbrt((long double)(n)));
-  }
-  const uint64_t num_bits = text.size() * 8;
-  text += '\x80';
-  while (text.size() % 64 != 56) text += '\0';
-  for (int shift = 56; shift >= 0; shift -= 8) text += char(num_bits >> shift);
-
-  for (size_t block = 0; block < text.size(); block += 64) {
-    std::array<uint32_t, 64> w{};
-    for (size_t i = 0; i < 64; ++i)
-      w[i / 4] |= uint32_t(uint8_t(text[block + i])) << (24 - 8 * (i % 4));
-    for (size_t i = 16; i < 64; ++i) {
-      const uint32_t a = w[i - 15], b = w[i - 2];
-      w[i] = w[i - 16] + w[i - 7] + (std::rotr(a, 7) ^ std::rotr(a, 18) ^ (a >> 3)) +
-             (std::rotr(b, 17) ^ std::rotr(b, 19) ^ (b >> 10));
-    }
-    std::array<uint32_t, 8> s = h;
-    for (size_t i = 0; i < 64; ++i) {
-      const uint32_t t1 = s[7] + (std::rotr(s[4], 6) ^ std::rotr(s[4], 11) ^ std::rotr(s[4], 25)) +
-                          ((s[4] & s[5]) ^ (~s[4] & s[6])) + k[i] + w[i];
-      const uint32_t t2 = (std::rotr(s[0], 2) ^ std::rotr(s[0], 13) ^ std::rotr(s[0], 22)) +
-                          ((s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]));
-      s = {t1 + t2, s[0], s[1], s[2], s[3] + t1, s[4], s[5], s[6]};
-    }
-    for (size_t i = 0; i < 8; ++i) h[i] += s[i];
-  }
-  std::string hex;
-  for (const uint32_t word : h)
-    for (int shift = 28; shift >= 0; shift -= 4) hex += "0123456789abcdef"[word >> shift & 15];
-  return hex;
-}
-
 TEST(ToolsText, HasItsPublishedDigest) {
-  ASSERT_EQ(sha256("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
   const std::string text = joined({wire::kToolsBefore, R"({"name": "X"})", wire::kToolsAfter});
   EXPECT_EQ(text.size(), 996u);
   EXPECT_EQ(sha256(text), "be9b55b8f26bc2cec91c0d9dd3ea96e932f9f12ccecc8271408477eb87e18f12");

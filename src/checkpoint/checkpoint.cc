@@ -15,7 +15,6 @@ namespace millrace {
 namespace {
 
 constexpr const char* kIndexName = "model.safetensors.index.json";
-constexpr size_t kMaxIndexBytes = 100'000'000;
 constexpr size_t kMaxConfigBytes = 1 << 20;
 
 std::string in_folder(const std::string& folder, std::string_view name) {
@@ -42,11 +41,9 @@ Result<std::vector<std::string>> shards_in(const std::string& folder) {
   std::error_code ec;
   std::filesystem::directory_iterator entry(folder, ec);
   for (; !ec && entry != std::filesystem::directory_iterator(); entry.increment(ec)) {
+    // Links to nothing and folders of such a name are refused when they are opened.
     const std::filesystem::path& path = entry->path();
-    std::error_code not_a_file;
-    if (path.extension() == ".safetensors" && entry->is_regular_file(not_a_file)) {
-      names.push_back(path.filename().string());
-    }
+    if (path.extension() == ".safetensors") names.push_back(path.filename().string());
   }
   if (ec) return Error{Code::kUnavailable, format(folder, ": cannot list: ", ec.message())};
   std::sort(names.begin(), names.end());
@@ -94,15 +91,23 @@ Result<Checkpoint> Checkpoint::open(const std::string& folder, const OpenProgres
   const std::string index_path = in_folder(folder, kIndexName);
   std::optional<ShardIndex> index;
   std::vector<std::string> names;
+  // A link to nothing is an index that is missing, not a model without one.
   std::error_code ec;
-  if (std::filesystem::exists(index_path, ec)) {
+  if (std::filesystem::symlink_status(index_path, ec).type() !=
+      std::filesystem::file_type::not_found) {
     ASSIGN_OR_RETURN(const std::string text, read_file(index_path, kMaxIndexBytes));
     ASSIGN_OR_RETURN(index, parse_shard_index(text, index_path));
     ASSIGN_OR_RETURN(names, shards_of(*index, index_path));
+    if (names.empty()) {
+      return corrupt(index_path, "weight_map: found {}, expected the tensors' files");
+    }
   } else {
     ASSIGN_OR_RETURN(names, shards_in(folder));
+    if (names.empty()) {
+      return Error{Code::kNotFound, format(folder, ": found no file *.safetensors, expected the "
+                                                   "shards of the checkpoint")};
+    }
   }
-  if (names.empty()) return Error{Code::kNotFound, format(folder, ": no safetensors files")};
 
   Checkpoint checkpoint(std::move(config.value()));
   for (size_t i = 0; i < names.size(); ++i) {

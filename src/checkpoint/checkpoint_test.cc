@@ -21,8 +21,10 @@ namespace {
 
 namespace json = boost::json;
 namespace fs = std::filesystem;
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
+using testing::StartsWith;
 
 const std::string kToy = MILLRACE_SOURCE_DIR "/tests/golden/tiny-v41";
 const std::string kNano = MILLRACE_SOURCE_DIR "/models/nano";
@@ -267,7 +269,9 @@ TEST_P(Refuses, NamingFileTensorFoundAndExpected) {
   model.write(folder, GetParam().with_index);
   const std::string message = open_message(folder);
   EXPECT_THAT(message, HasSubstr(GetParam().message)) << GetParam().what;
-  EXPECT_THAT(message, HasSubstr(folder.path())) << GetParam().what;
+  EXPECT_THAT(message, StartsWith(folder.path())) << GetParam().what;
+  EXPECT_THAT(message, AllOf(HasSubstr(": found "), HasSubstr(", expected ")))
+      << GetParam().what;
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -314,15 +318,61 @@ INSTANTIATE_TEST_SUITE_P(
                  t.bytes.resize(1);
                },
                true, "layers.0.attn.wq_a.scale: found F8_E8M0 [1, 1], expected F8_E8M0 [2, 4]"},
+        Damage{"scales of one per row for a dense matrix",
+               [](SmallModel& m) {
+                 OwnedTensor& t = m.tensor("layers.0.attn.wq_a.scale");
+                 t.shape = {64, 4};
+                 t.bytes.resize(64 * 4);
+               },
+               true, "layers.0.attn.wq_a.scale: found F8_E8M0 [64, 4], expected F8_E8M0 [2, 4]"},
+        Damage{"scales of an expert per block",
+               [](SmallModel& m) {
+                 OwnedTensor& t = m.tensor("layers.1.ffn.experts.0.w1.scale");
+                 t.shape = {2, 4};
+                 t.bytes.resize(2 * 4);
+               },
+               true, "experts.0.w1.scale: found F8_E8M0 [2, 4], expected F8_E8M0 [64, 4]"},
+        Damage{"scales as numbers",
+               [](SmallModel& m) {
+                 OwnedTensor& t = m.tensor("layers.0.attn.wq_a.scale");
+                 t.dtype = Dtype::kF32;
+                 t.bytes.resize(2 * 4 * 4);
+               },
+               true, "layers.0.attn.wq_a.scale: found F32 [2, 4], expected F8_E8M0 [2, 4]"},
+        Damage{"missing scales", [](SmallModel& m) { m.remove("layers.0.attn.wq_a.scale"); }, false,
+               "tensor layers.0.attn.wq_a.scale: found in no file, expected F8_E8M0 [2, 4]"},
+        Damage{"an expert more than the config says",
+               [](SmallModel& m) {
+                 OwnedTensor t = m.tensor("layers.0.ffn.experts.1.w1.weight");
+                 t.name = "layers.0.ffn.experts.2.w1.weight";
+                 m.shards[1].push_back(t);
+               },
+               false, "tensor layers.0.ffn.experts.2.w1.weight: found I8 [64, 64], expected no"},
+        Damage{"a table row too few",
+               [](SmallModel& m) {
+                 OwnedTensor& t = m.tensor("layers.1.engram.embed.weight");
+                 --t.shape[0];
+                 t.bytes.resize(size_t(t.shape[0] * t.shape[1]));
+               },
+               true, "engram.embed.weight: found F8_E4M3 [629, 32], expected F8_E4M3 [630, 32]"},
+        Damage{"an empty tensor",
+               [](SmallModel& m) {
+                 m.tensor("norm.weight").shape = {0};
+                 m.tensor("norm.weight").bytes.clear();
+               },
+               true, "tensor norm.weight: found BF16 [0], expected BF16 [128]"},
+        Damage{"a tensor of no dimensions",
+               [](SmallModel& m) {
+                 m.tensor("norm.weight").shape = {};
+                 m.tensor("norm.weight").bytes.resize(2);
+               },
+               true, "tensor norm.weight: found BF16 [], expected BF16 [128]"},
         Damage{"a tensor of another rank",
                [](SmallModel& m) {
                  m.tensor("norm.weight").shape = {1, 128};
                },
                true, "norm.weight: found BF16 [1, 128], expected BF16 [128]"},
         // Indexes that lie.
-        Damage{"a missing file",
-               [](SmallModel& m) { m.weight_map["norm.weight"] = "model-3.safetensors"; }, true,
-               "model-3.safetensors: cannot open"},
         Damage{"a tensor in the other file",
                [](SmallModel& m) { m.weight_map["norm.weight"] = SmallModel::shard_name(1); }, true,
                "index.json: tensor norm.weight: found in model-00001-of-00002.safetensors, "
@@ -340,29 +390,193 @@ INSTANTIATE_TEST_SUITE_P(
         Damage{"a file in another folder",
                [](SmallModel& m) { m.weight_map["norm.weight"] = "../x.safetensors"; }, true,
                "tensor norm.weight: found file \"../x.safetensors\", expected the name of a file"},
+        Damage{"a file by its whole path",
+               [](SmallModel& m) { m.weight_map["norm.weight"] = "/x.safetensors"; }, true,
+               "tensor norm.weight: found file \"/x.safetensors\", expected the name of a file"},
+        Damage{"no file", [](SmallModel& m) { m.weight_map["norm.weight"] = ""; }, true,
+               "tensor norm.weight: found file \"\", expected the name of a file"},
+        Damage{"a name with a zero byte",
+               [](SmallModel& m) {
+                 m.weight_map["norm.weight"] = json::string_view("a\0b", 3);
+               },
+               true, "tensor norm.weight: found file \"a"},
+        Damage{"a total of nothing", [](SmallModel& m) { m.total_size = 0; }, true,
+               "index.json: metadata.total_size: found 0, expected "},
+        Damage{"one tensor in two files, one of them named",
+               [](SmallModel& m) { m.shards[1].push_back(m.tensor("embed.weight")); }, true,
+               "tensor embed.weight: found again, expected only in model-00001"},
+        Damage{"the folder above", [](SmallModel& m) { m.weight_map["norm.weight"] = ".."; }, true,
+               "found file \"..\", expected the name of a file"},
         Damage{"a folder as file", [](SmallModel& m) { m.weight_map["norm.weight"] = "."; }, true,
                "found file \".\""}));
 
-TEST(Checkpoint, RefusesFoldersWithoutConfigOrShards) {
-  TempFolder folder;
-  EXPECT_THAT(open_message(folder), HasSubstr("config.json: cannot open"));
-  SmallModel model;
-  model.shards.clear();
-  model.write(folder, /*with_index=*/false);
-  EXPECT_THAT(open_message(folder), HasSubstr("no safetensors files"));
+// Damage to the files of a good checkpoint.
+struct FileDamage {
+  const char* what;
+  void (*damage)(const TempFolder&);
+  const char* message;  // what follows the folder's name
+};
+
+std::string first_shard(const TempFolder& folder) { return folder / SmallModel::shard_name(0); }
+
+void change(const std::string& path, size_t at, std::string_view bytes) {
+  std::string content = read_file(path).value();
+  content.replace(at, bytes.size(), bytes);
+  ASSERT_TRUE(write_file(path, content).ok());
 }
 
-TEST(Checkpoint, RefusesATruncatedShardBeforeReadingAnyTensor) {
+void replace_by(const std::string& path, std::string_view content) {
+  ASSERT_TRUE(write_file(path, content).ok());
+}
+
+void replace_by_folder(const std::string& path) {
+  fs::remove(path);
+  fs::create_directory(path);
+}
+
+class RefusesFiles : public testing::TestWithParam<FileDamage> {};
+
+TEST_P(RefusesFiles, NamingTheFileAndWhatIsWrong) {
   SmallModel model;
   TempFolder folder;
   model.write(folder, /*with_index=*/true);
-  const std::string shard = folder / SmallModel::shard_name(1);
-  fs::resize_file(shard, fs::file_size(shard) - 1);
-  EXPECT_THAT(open_message(folder), HasSubstr(shard + ": found "));
-  fs::resize_file(shard, 100);
-  EXPECT_THAT(open_message(folder), HasSubstr("exceeds file size 100"));
-  fs::resize_file(shard, 0);
-  EXPECT_THAT(open_message(folder), HasSubstr("found 0 bytes, expected at least 8"));
+  GetParam().damage(folder);
+  EXPECT_THAT(open_message(folder), StartsWith(folder / GetParam().message)) << GetParam().what;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Checkpoint, RefusesFiles,
+    testing::Values(
+        FileDamage{"no config", [](const TempFolder& f) { fs::remove(f / "config.json"); },
+                   "config.json: cannot open: No such file or directory"},
+        FileDamage{"an empty config",
+                   [](const TempFolder& f) { replace_by(f / "config.json", ""); },
+                   "config.json: found incomplete JSON at byte 0, expected JSON"},
+        FileDamage{"a folder as config",
+                   [](const TempFolder& f) { replace_by_folder(f / "config.json"); },
+                   "config.json: not a regular file"},
+        FileDamage{"a config that is not UTF-8",
+                   [](const TempFolder& f) { replace_by(f / "config.json", "{\"a\": \"\xff\"}"); },
+                   "config.json: found syntax error at byte 7, expected JSON"},
+        FileDamage{"a config with a byte order mark",
+                   [](const TempFolder& f) { replace_by(f / "config.json", "\xef\xbb\xbf{}"); },
+                   "config.json: found syntax error at byte 0, expected JSON"},
+        FileDamage{"a config that is a shard",
+                   [](const TempFolder& f) {
+                     fs::remove(f / "config.json");
+                     fs::copy(first_shard(f), f / "config.json");
+                   },
+                   "config.json: found syntax error at byte 0, expected JSON"},
+        FileDamage{"a config of gigabytes",
+                   [](const TempFolder& f) {
+                     fs::resize_file(f / "config.json", uintmax_t{1} << 32);
+                   },
+                   "config.json: 4294967296 bytes, expected at most 1048576"},
+        FileDamage{"a config with a key twice",
+                   [](const TempFolder& f) {
+                     replace_by(f / "config.json", R"({"model_type": "a", "model_type": "b"})");
+                   },
+                   "config.json: model_type: found again at byte 31, expected each key once"},
+        FileDamage{"an index that is empty",
+                   [](const TempFolder& f) { replace_by(f / "model.safetensors.index.json", ""); },
+                   "model.safetensors.index.json: found incomplete JSON at byte 0, expected JSON"},
+        FileDamage{"an index without files",
+                   [](const TempFolder& f) {
+                     replace_by(f / "model.safetensors.index.json", R"({"weight_map": {}})");
+                   },
+                   "model.safetensors.index.json: weight_map: found {}, expected the tensors' "
+                   "files"},
+        FileDamage{"a folder as index",
+                   [](const TempFolder& f) {
+                     replace_by_folder(f / "model.safetensors.index.json");
+                   },
+                   "model.safetensors.index.json: not a regular file"},
+        FileDamage{"an index that links to nothing",
+                   [](const TempFolder& f) {
+                     fs::remove(f / "model.safetensors.index.json");
+                     fs::create_symlink("gone", f / "model.safetensors.index.json");
+                   },
+                   "model.safetensors.index.json: cannot open: No such file or directory"},
+        FileDamage{"an index of gigabytes",
+                   [](const TempFolder& f) {
+                     fs::resize_file(f / "model.safetensors.index.json", uintmax_t{1} << 32);
+                   },
+                   "model.safetensors.index.json: 4294967296 bytes, expected at most 33554432"},
+        FileDamage{"a shard of the index that is missing",
+                   [](const TempFolder& f) { fs::remove(first_shard(f)); },
+                   "model-00001-of-00002.safetensors: cannot open: No such file or directory"},
+        FileDamage{"a folder as shard", [](const TempFolder& f) { replace_by_folder(first_shard(f)); },
+                   "model-00001-of-00002.safetensors: not a regular file"},
+        FileDamage{"an empty shard", [](const TempFolder& f) { replace_by(first_shard(f), ""); },
+                   "model-00001-of-00002.safetensors: found 0 bytes, expected at least 8"},
+        FileDamage{"a shard that links to nothing, without an index",
+                   [](const TempFolder& f) {
+                     fs::remove(f / "model.safetensors.index.json");
+                     fs::create_symlink("gone", f / "model-3.safetensors");
+                   },
+                   "model-3.safetensors: cannot open: No such file or directory"},
+        FileDamage{"a shard cut by one byte",
+                   [](const TempFolder& f) {
+                     fs::resize_file(first_shard(f), fs::file_size(first_shard(f)) - 1);
+                   },
+                   "model-00001-of-00002.safetensors: found "},
+        FileDamage{"a shard cut within its header",
+                   [](const TempFolder& f) { fs::resize_file(first_shard(f), 100); },
+                   "model-00001-of-00002.safetensors: header length: found "},
+        FileDamage{"a shard cut within its length",
+                   [](const TempFolder& f) { fs::resize_file(first_shard(f), 7); },
+                   "model-00001-of-00002.safetensors: found 7 bytes, expected at least 8"},
+        FileDamage{"sixteen bytes too many",
+                   [](const TempFolder& f) {
+                     fs::resize_file(first_shard(f), fs::file_size(first_shard(f)) + 16);
+                   },
+                   "model-00001-of-00002.safetensors: found "},
+        FileDamage{"a header length of zero",
+                   [](const TempFolder& f) {
+                     change(first_shard(f), 0, std::string_view("\0\0\0\0\0\0\0\0", 8));
+                   },
+                   "model-00001-of-00002.safetensors: header: found incomplete JSON at byte 0"},
+        FileDamage{"a header length of 2^64 - 1",
+                   [](const TempFolder& f) {
+                     change(first_shard(f), 0, "\xff\xff\xff\xff\xff\xff\xff\xff");
+                   },
+                   "model-00001-of-00002.safetensors: header length: found 18446744073709551615, "
+                   "expected at most 100000000"},
+        FileDamage{"a header length in the other byte order",
+                   [](const TempFolder& f) {
+                     change(first_shard(f), 0, std::string_view("\0\0\0\0\0\0\x10\0", 8));
+                   },
+                   "model-00001-of-00002.safetensors: header length: found 4503599627370496, "
+                   "expected at most 100000000"},
+        FileDamage{"a page of text instead of a shard",
+                   [](const TempFolder& f) {
+                     replace_by(first_shard(f), "version https://git-lfs.github.com/spec/v1\n");
+                   },
+                   "model-00001-of-00002.safetensors: header length: found "}));
+
+TEST(Checkpoint, RefusesAFolderWithoutShards) {
+  TempFolder folder;
+  SmallModel model;
+  model.shards.clear();
+  model.write(folder, /*with_index=*/false);
+  EXPECT_EQ(open_message(folder), folder.path() + ": found no file *.safetensors, expected the "
+                                                  "shards of the checkpoint");
+}
+
+// No memory is taken for what a file only claims to hold.
+TEST(Checkpoint, ASmallFileThatClaimsToBeLargeCostsNothing) {
+  SmallModel model;
+  TempFolder folder;
+  model.write(folder, /*with_index=*/false);
+  const std::string header =
+      R"({"norm.weight":{"dtype":"BF16","shape":[4611686018427387000],)"
+      R"("data_offsets":[0,9223372036854774000]}})";
+  std::string file(8, '\0');
+  file[0] = char(header.size());
+  replace_by(folder / SmallModel::shard_name(0), file + header);
+  EXPECT_THAT(open_message(folder),
+              HasSubstr("found 0 bytes behind the header, expected 9223372036854774000, where its "
+                        "last tensor norm.weight ends"));
 }
 
 // The files are all holes behind their headers: half a terabyte that occupies a few megabytes.

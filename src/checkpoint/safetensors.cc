@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/format.h"
+#include "json/document.h"
 
 namespace millrace {
 namespace {
@@ -18,8 +19,17 @@ namespace json = boost::json;
 static_assert(std::endian::native == std::endian::little, "tensors are mapped as they are");
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the format's own limit
-constexpr size_t kMaxIndexBytes = 100'000'000;
 constexpr size_t kMaxRank = 8;
+// Ten times the release's hundred thousand names.
+constexpr JsonFileLimits kIndexLimits = {.max_bytes = kMaxIndexBytes, .max_depth = 8};
+
+std::string dtype_names() {
+  std::string names;
+  for (int i = 0; i <= int(Dtype::kF64); ++i) {
+    names += format(i == 0 ? "" : ", ", dtype_name(Dtype(i)));
+  }
+  return names;
+}
 
 // Receives the header's JSON piece by piece: a document tree would silently drop a name that
 // appears twice, and costs several times as much for the 96,085 tensors of the release.
@@ -69,7 +79,7 @@ struct HeaderHandler {
     if (in == In::kFile) {
       in = In::kHeader;
     } else if (in == In::kHeader && key == "__metadata__") {
-      if (has_metadata) return fail(ec, "__metadata__ appears twice");
+      if (has_metadata) return fail(ec, "__metadata__: found again, expected once");
       has_metadata = true;
       in = In::kMetadata;
     } else if (in == In::kHeader) {
@@ -91,7 +101,10 @@ struct HeaderHandler {
                             : !has_shape   ? "shape"
                             : !has_offsets ? "data_offsets"
                                            : nullptr;
-      if (missing != nullptr) return fail(ec, format("tensor ", name, ": no ", missing));
+      if (missing != nullptr) {
+        return fail(ec, format("tensor ", name, ": ", missing, ": found nothing, expected ",
+                               has_dtype ? "a list of sizes" : "a string"));
+      }
     }
     in = in == In::kHeader ? In::kFile : In::kHeader;
     key.clear();
@@ -142,7 +155,9 @@ struct HeaderHandler {
       return fail(ec, format("tensor ", name, ": found field ", key,
                              ", expected dtype, shape and data_offsets"));
     }
-    if (*seen) return fail(ec, format("tensor ", name, ": ", key, " appears twice"));
+    if (*seen) {
+      return fail(ec, format("tensor ", name, ": ", key, ": found again, expected once"));
+    }
     *seen = true;
     return true;
   }
@@ -157,7 +172,8 @@ struct HeaderHandler {
     text.append(s.data(), s.size());
     const std::optional<Dtype> dtype = dtype_from_name(text);
     if (!dtype.has_value()) {
-      return fail(ec, format("tensor ", tensors.back().name, ": unknown dtype ", text));
+      return fail(ec, format("tensor ", tensors.back().name, ": dtype: found ", text,
+                             ", expected one of ", dtype_names()));
     }
     tensors.back().dtype = *dtype;
     text.clear();
@@ -180,8 +196,8 @@ struct HeaderHandler {
     if (in == In::kShape && value < uint64_t{1} << 62) {
       std::vector<int64_t>& shape = tensors.back().shape;
       if (shape.size() == kMaxRank) {
-        return fail(
-            ec, format("tensor ", tensors.back().name, ": more than ", kMaxRank, " dimensions"));
+        return fail(ec, format("tensor ", tensors.back().name, ": shape: found more than ",
+                               kMaxRank, " sizes, expected at most ", kMaxRank));
       }
       shape.push_back(int64_t(value));
       return true;
@@ -234,8 +250,8 @@ Status place_tensors(std::vector<TensorEntry>& tensors, uint64_t data_begin, uin
     if (t.begin != expected) {
       const std::string where =
           previous == nullptr ? "where the data begin" : format("where ", previous->name, " ends");
-      return corrupt(file_name, format("tensor ", t.name, ": begins at byte ", t.begin,
-                                       " of the data, expected ", expected, ", ", where));
+      return corrupt(file_name, format("tensor ", t.name, ": found at byte ", t.begin,
+                                       " of the data, expected at ", expected, ", ", where));
     }
     expected = t.end;
     previous = &t;
@@ -268,8 +284,9 @@ Result<std::vector<TensorEntry>> parse_safetensors(std::span<const uint8_t> file
   }
   const uint64_t data_begin = sizeof header_bytes + header_bytes;
   if (data_begin > file.size()) {
-    return corrupt(file_name,
-                   format("header end ", data_begin, " exceeds file size ", file.size()));
+    return corrupt(file_name, format("header length: found ", header_bytes, ", expected at most ",
+                                     file.size() - sizeof header_bytes, " in a file of ",
+                                     file.size(), " bytes"));
   }
 
   json::parse_options options;
@@ -280,7 +297,10 @@ Result<std::vector<TensorEntry>> parse_safetensors(std::span<const uint8_t> file
   const size_t consumed = parser.write_some(false, text, header_bytes, ec);
   HeaderHandler& header = parser.handler();
   if (!header.problem.empty()) return corrupt(file_name, header.problem);
-  if (ec) return corrupt(file_name, format("header: not JSON: ", ec.message()));
+  if (ec) {
+    return corrupt(file_name, format("header: found ", ec.message(), " at byte ", consumed,
+                                     " of the header, expected JSON"));
+  }
   if (consumed != header_bytes) {
     return corrupt(file_name, format("header: found ", header_bytes - consumed,
                                      " bytes behind the JSON object, expected none"));
@@ -290,7 +310,7 @@ Result<std::vector<TensorEntry>> parse_safetensors(std::span<const uint8_t> file
   std::unordered_set<std::string_view> names;
   for (const TensorEntry& t : tensors) {
     if (!names.insert(t.name).second) {
-      return corrupt(file_name, format("tensor ", t.name, " appears twice"));
+      return corrupt(file_name, format("tensor ", t.name, ": found again, expected once"));
     }
   }
   RETURN_IF_ERROR(place_tensors(tensors, data_begin, file.size(), file_name));
@@ -298,41 +318,38 @@ Result<std::vector<TensorEntry>> parse_safetensors(std::span<const uint8_t> file
 }
 
 Result<ShardIndex> parse_shard_index(std::string_view text, std::string_view file_name) {
-  if (text.size() > kMaxIndexBytes) {
-    return corrupt(file_name,
-                   format("found ", text.size(), " bytes, expected at most ", kMaxIndexBytes));
-  }
-  json::error_code ec;
   json::monotonic_resource memory;
-  json::parse_options options;
-  options.max_depth = 8;
-  const json::value document =
-      json::parse(json::string_view(text.data(), text.size()), ec, &memory, options);
-  if (ec) return corrupt(file_name, format("not JSON: ", ec.message()));
-  const json::value* weight_map =
-      document.is_object() ? document.get_object().if_contains("weight_map") : nullptr;
+  Result<json::value> parsed = parse_json_file(text, kIndexLimits, &memory);
+  if (!parsed.has_value()) return corrupt(file_name, parsed.error().message);
+  const json::value& document = parsed.value();
+  const auto wrong = [&](std::string_view key, const json::value* found,
+                         std::string_view expected) {
+    return corrupt(file_name, format(key, ": found ", describe(found), ", expected ", expected));
+  };
+  if (!document.is_object()) {
+    return corrupt(file_name, format("found ", describe(&document), ", expected an object"));
+  }
+  const json::value* weight_map = document.get_object().if_contains("weight_map");
   if (weight_map == nullptr || !weight_map->is_object()) {
-    return corrupt(file_name, "weight_map: found nothing, expected an object of file names");
+    return wrong("weight_map", weight_map, "an object of file names");
   }
   ShardIndex index;
   for (const auto& [name, file] : weight_map->get_object()) {
-    if (!file.is_string()) {
-      return corrupt(file_name, format("weight_map.", std::string_view(name.data(), name.size()),
-                                       ": expected a file name"));
-    }
+    const std::string tensor(name.data(), name.size());
+    if (!file.is_string()) return wrong("weight_map." + tensor, &file, "a file name");
     const json::string& f = file.get_string();
-    index.weight_map.emplace_back(std::string(name.data(), name.size()),
-                                  std::string(f.data(), f.size()));
+    index.weight_map.emplace_back(tensor, std::string(f.data(), f.size()));
   }
   const json::value* metadata = document.get_object().if_contains("metadata");
-  if (metadata != nullptr && metadata->is_object()) {
-    if (const json::value* total = metadata->get_object().if_contains("total_size")) {
-      const uint64_t size = total->is_number() ? total->to_number<uint64_t>(ec) : 0;
-      if (!total->is_number() || ec) {
-        return corrupt(file_name, "metadata.total_size: expected a number of bytes");
-      }
-      index.total_size = size;
+  if (metadata == nullptr) return index;
+  if (!metadata->is_object()) return wrong("metadata", metadata, "an object");
+  if (const json::value* total = metadata->get_object().if_contains("total_size")) {
+    json::error_code ec;
+    const uint64_t size = total->is_number() ? total->to_number<uint64_t>(ec) : 0;
+    if (!total->is_number() || ec) {
+      return wrong("metadata.total_size", total, "a number of bytes");
     }
+    index.total_size = size;
   }
   return index;
 }

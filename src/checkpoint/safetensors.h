@@ -35,6 +35,7 @@ struct ShardIndex {
 };
 
 // model.safetensors.index.json.
+inline constexpr size_t kMaxIndexBytes = 32 << 20;
 Result<ShardIndex> parse_shard_index(std::string_view text, std::string_view file_name);
 
 // One tensor to be written.

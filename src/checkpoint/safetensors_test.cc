@@ -11,6 +11,7 @@ namespace millrace {
 namespace {
 
 using testing::HasSubstr;
+using testing::StartsWith;
 
 // A file with this header and `data_bytes` zero bytes behind it.
 std::vector<uint8_t> file_with(std::string_view header, size_t data_bytes) {
@@ -69,7 +70,9 @@ TEST_P(RefusesHeader, NamingFileTensorFoundAndExpected) {
   const Damage& d = GetParam();
   const std::string message =
       message_of(parse_safetensors(file_with(d.header, d.data_bytes), "m.safetensors"));
-  EXPECT_THAT(message, HasSubstr("m.safetensors: ")) << d.header;
+  EXPECT_THAT(message, StartsWith("m.safetensors: ")) << d.header;
+  EXPECT_THAT(message, HasSubstr("found ")) << d.header;
+  EXPECT_THAT(message, HasSubstr(", expected ")) << d.header;
   EXPECT_THAT(message, HasSubstr(d.message)) << d.header;
 }
 
@@ -77,21 +80,28 @@ INSTANTIATE_TEST_SUITE_P(
     Safetensors, RefusesHeader,
     testing::Values(
         // The JSON itself.
-        Damage{"", 0, "not JSON"}, Damage{"{", 0, "not JSON"}, Damage{"nonsense", 0, "not JSON"},
+        Damage{"", 0, "header: found incomplete JSON at byte 0 of the header, expected JSON"},
+        Damage{"{", 0, "header: found incomplete JSON at byte 1"},
+        Damage{"nonsense", 0, "header: found syntax error at byte 0"},
+        Damage{R"({"a":{"dtype":"U8",}})", 0, "header: found syntax error at byte 19"},
+        Damage{R"({"a":{"dtype":"U8" "shape":[]}})", 0, "header: found syntax error at byte 19"},
+        Damage{R"({'a':{}})", 0, "header: found syntax error at byte 1"},
+        Damage{"\xef\xbb\xbf{}", 0, "header: found syntax error at byte 0"},
         Damage{"[]", 0, "found a list, expected an object"},
-        Damage{"7", 0, "found 7, expected an object"}, Damage{"{} x", 0, "header: "},
-        Damage{"{\"a\xff\":1}", 0, "not JSON"}, Damage{R"({"a":7})", 0, "a: found 7"},
+        Damage{"7", 0, "found 7, expected an object"}, Damage{"{} x", 0, "header: found 1 bytes behind the JSON object, expected none"},
+        Damage{"{}{}", 0, "header: found 2 bytes behind the JSON object, expected none"},
+        Damage{"{\"a\xff\":1}", 0, "header: found syntax error at byte 3"}, Damage{R"({"a":7})", 0, "a: found 7"},
         Damage{R"({"a":[[[[[[[[]]]]]]]]})", 0, "a: found a list"},
         Damage{R"({"a":{"shape":[[1]]}})", 0, "tensor a: shape: found a list"},
         Damage{R"({"a":{"shape":{"b":{"c":{}}}}})", 0, "tensor a: shape: found an object"},
         Damage{R"({"__metadata__":{"a":1}})", 0, "__metadata__.a: found 1, expected a string"},
-        Damage{R"({"__metadata__":{},"__metadata__":{}})", 0, "__metadata__ appears twice"},
+        Damage{R"({"__metadata__":{},"__metadata__":{}})", 0, "__metadata__: found again, expected once"},
         // Fields.
-        Damage{R"({"a":{}})", 0, "tensor a: no dtype"},
-        Damage{R"({"a":{"dtype":"U8","data_offsets":[0,0]}})", 0, "tensor a: no shape"},
-        Damage{R"({"a":{"dtype":"U8","shape":[]}})", 0, "tensor a: no data_offsets"},
+        Damage{R"({"a":{}})", 0, "tensor a: dtype: found nothing, expected a string"},
+        Damage{R"({"a":{"dtype":"U8","data_offsets":[0,0]}})", 0, "tensor a: shape: found nothing, expected a list of sizes"},
+        Damage{R"({"a":{"dtype":"U8","shape":[]}})", 0, "tensor a: data_offsets: found nothing, expected a list of sizes"},
         Damage{R"({"a":{"dtype":"F4","shape":[1],"data_offsets":[0,1]}})", 1,
-               "tensor a: unknown dtype F4"},
+               "tensor a: dtype: found F4, expected one of BOOL, U8, I8, F8_E4M3, "},
         Damage{R"({"a":{"dtype":8,"shape":[1],"data_offsets":[0,1]}})", 1,
                "tensor a: dtype: found 8, expected a string"},
         Damage{R"({"a":{"dtype":"U8","shape":"1","data_offsets":[0,1]}})", 1,
@@ -101,18 +111,42 @@ INSTANTIATE_TEST_SUITE_P(
         Damage{R"({"a":{"dtype":"U8","shape":[1.5],"data_offsets":[0,1]}})", 1, "found 1.5"},
         Damage{R"({"a":{"dtype":"U8","shape":[null],"data_offsets":[0,1]}})", 1, "found null"},
         Damage{R"({"a":{"dtype":"U8","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,1]}})", 1,
-               "tensor a: more than 8 dimensions"},
+               "tensor a: shape: found more than 8 sizes, expected at most 8"},
         Damage{R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0]}})", 1,
                "tensor a: data_offsets: found 1 numbers, expected 2"},
         Damage{R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1,1]}})", 1,
                "found 3 numbers, expected 2"},
         Damage{R"({"a":{"dtype":"U8","shape":[1],"shape":[1],"data_offsets":[0,1]}})", 1,
-               "tensor a: shape appears twice"},
+               "tensor a: shape: found again, expected once"},
         Damage{R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"stride":[1]}})", 1,
                "tensor a: found field stride"},
+        Damage{R"({"a":{"dtype":"bf16","shape":[1],"data_offsets":[0,2]}})", 2,
+               "tensor a: dtype: found bf16, expected one of"},
+        Damage{R"({"a":{"dtype":null,"shape":[1],"data_offsets":[0,1]}})", 1,
+               "tensor a: dtype: found null, expected a string"},
+        Damage{R"({"a":{"dtype":["U8"],"shape":[1],"data_offsets":[0,1]}})", 1,
+               "tensor a: dtype: found a list, expected a string"},
+        Damage{R"({"a":{"dtype":"U8","shape":[true],"data_offsets":[0,1]}})", 1,
+               "tensor a: shape: found true, expected a list of sizes"},
+        Damage{R"({"a":{"dtype":"U8","shape":4,"data_offsets":[0,4]}})", 4,
+               "tensor a: shape: found 4, expected a list of sizes"},
+        Damage{R"({"a":{"dtype":"U8","shape":[1],"data_offsets":"0,1"}})", 1,
+               "tensor a: data_offsets: found a string, expected a list of sizes"},
+        Damage{R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1.0]}})", 1,
+               "tensor a: data_offsets: found 1, expected a list of sizes"},
+        Damage{R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[-1,0]}})", 1,
+               "tensor a: data_offsets: found -1, expected a list of sizes"},
+        Damage{R"({"a":{"dtype":"U8","shape":[1],"data_offsets":{"begin":0}}})", 1,
+               "tensor a: data_offsets: found an object, expected a list of sizes"},
+        Damage{R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"dtype":"I8"}})", 1,
+               "tensor a: dtype: found again, expected once"},
+        Damage{R"({"a":[0,1]})", 1, "a: found a list, expected an object"},
+        Damage{R"({"__metadata__":[]})", 0, "__metadata__: found a list, expected an object"},
+        Damage{R"({"__metadata__":{"a":{}}})", 0,
+               "__metadata__.a: found an object, expected a string"},
         Damage{R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
                R"("a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
-               2, "tensor a appears twice"},
+               2, "tensor a: found again, expected once"},
         // Sizes.
         Damage{R"({"a":{"dtype":"F32","shape":[5],"data_offsets":[0,10]}})", 10,
                "tensor a: found data_offsets [0, 10], expected 20 bytes for F32 [5]"},
@@ -126,6 +160,15 @@ INSTANTIATE_TEST_SUITE_P(
                "shape: found 18446744073709551615"},
         Damage{R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,18446744073709551616]}})", 1,
                "data_offsets: found"},
+        Damage{R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[18446744073709551614,)"
+               R"(18446744073709551615]}})",
+               1, "tensor a: found at byte 18446744073709551614 of the data, expected at 0"},
+        Damage{R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[0,1]}})", 1,
+               "found data_offsets [0, 1], expected 0 bytes for U8 [0]"},
+        Damage{R"({"a":{"dtype":"U8","shape":[],"data_offsets":[0,2]}})", 2,
+               "found data_offsets [0, 2], expected 1 bytes for U8 []"},
+        Damage{R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,5]}})", 5,
+               "found data_offsets [0, 5], expected 4 bytes for F32 [1]"},
         // Places.
         Damage{R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", 3,
                "found 3 bytes behind the header, expected 4, where its last tensor a ends"},
@@ -133,13 +176,19 @@ INSTANTIATE_TEST_SUITE_P(
                "found 20 bytes behind the header, expected 4"},
         Damage{"{}", 1, "found 1 bytes behind the header, expected 0"},
         Damage{R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})", 2,
-               "tensor a: begins at byte 1 of the data, expected 0"},
+               "tensor a: found at byte 1 of the data, expected at 0"},
         Damage{R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
                R"("b":{"dtype":"U8","shape":[2],"data_offsets":[3,5]}})",
-               5, "tensor b: begins at byte 3 of the data, expected 2, where a ends"},
+               5, "tensor b: found at byte 3 of the data, expected at 2, where a ends"},
         Damage{R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
                R"("b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
-               3, "tensor b: begins at byte 1 of the data, expected 2, where a ends"}));
+               3, "tensor b: found at byte 1 of the data, expected at 2, where a ends"},
+        Damage{R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
+               R"("b":{"dtype":"I8","shape":[2],"data_offsets":[0,2]}})",
+               2, "tensor b: found at byte 0 of the data, expected at 2, where a ends"},
+        Damage{R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
+               R"("e":{"dtype":"U8","shape":[0],"data_offsets":[2,2]}})",
+               4, "tensor e: found at byte 2 of the data, expected at 4, where a ends"}));
 
 TEST(Safetensors, RefusesHeadersThatDoNotFitTheirFile) {
   EXPECT_THAT(message_of(parse_safetensors({}, "f")), HasSubstr("found 0 bytes"));
@@ -148,7 +197,11 @@ TEST(Safetensors, RefusesHeadersThatDoNotFitTheirFile) {
   std::vector<uint8_t> file = file_with("{}", 0);
   file[0] = 3;
   EXPECT_THAT(message_of(parse_safetensors(file, "f")),
-              HasSubstr("header end 11 exceeds file size 10"));
+              HasSubstr("header length: found 3, expected at most 2 in a file of 10 bytes"));
+  file[0] = 0;
+  EXPECT_THAT(message_of(parse_safetensors(file, "f")),
+              HasSubstr("header: found incomplete JSON at byte 0 of the header, expected JSON"));
+  file[0] = 3;
   file[7] = 0x80;  // 2^63 and more
   EXPECT_THAT(message_of(parse_safetensors(file, "f")),
               HasSubstr("found 9223372036854775811, expected at most 100000000"));
@@ -188,13 +241,36 @@ TEST(ShardIndex, ReadsNamesFilesAndTotal) {
 }
 
 TEST(ShardIndex, RefusesWhatIsNotAnIndex) {
-  for (const char* text : {"", "[]", "{}", R"({"weight_map":[]})", R"({"weight_map":{"a":1}})",
-                           R"({"metadata":{"total_size":"x"},"weight_map":{}})",
-                           R"({"metadata":{"total_size":-1},"weight_map":{}})",
-                           R"({"metadata":{"total_size":1.5},"weight_map":{}})"}) {
+  const std::pair<std::string, const char*> cases[] = {
+      {"", "found incomplete JSON at byte 0, expected JSON"},
+      {R"({"weight_map":{"a":"f"})", "found incomplete JSON at byte 23, expected JSON"},
+      {R"({"weight_map":{"a":"f"}} {})", "found extra data at byte 25, expected JSON"},
+      {"{\"weight_map\":{\"a\":\"\xc3\x28\"}}", "found syntax error at byte 20, expected JSON"},
+      {std::string(100, '['), "found too deep at byte 8, expected JSON of at most 8 levels"},
+      {"[]", "found [], expected an object"},
+      {"{}", "weight_map: found nothing, expected an object of file names"},
+      {R"({"weight_map":[]})", "weight_map: found [], expected an object of file names"},
+      {R"({"weight_map":{"a":1}})", "weight_map.a: found 1, expected a file name"},
+      {R"({"weight_map":{"a":["f"]}})", "weight_map.a: found [\"f\"], expected a file name"},
+      {R"({"weight_map":{"a":"f","a":"g"}})",
+       "weight_map.a: found again at byte 25, expected each key once"},
+      {R"({"weight_map":{},"weight_map":{"a":"f"}})",
+       "weight_map: found again at byte 28, expected each key once"},
+      {R"({"metadata":7,"weight_map":{}})", "metadata: found 7, expected an object"},
+      {R"({"metadata":{"total_size":"x"},"weight_map":{}})",
+       "metadata.total_size: found \"x\", expected a number of bytes"},
+      {R"({"metadata":{"total_size":-1},"weight_map":{}})",
+       "metadata.total_size: found -1, expected a number of bytes"},
+      {R"({"metadata":{"total_size":1.5},"weight_map":{}})",
+       "metadata.total_size: found 1.5, expected a number of bytes"},
+      {R"({"metadata":{"total_size":18446744073709551616},"weight_map":{}})",
+       "metadata.total_size: found 18446744073709551616, expected a number of bytes"},
+      {std::string((32 << 20) + 1, ' '), "found 33554433 bytes, expected at most 33554432"},
+  };
+  for (const auto& [text, want] : cases) {
     const Result<ShardIndex> index = parse_shard_index(text, "i.json");
     ASSERT_FALSE(index.has_value()) << text;
-    EXPECT_THAT(index.error().message, HasSubstr("i.json: ")) << text;
+    EXPECT_EQ(index.error().message, format("i.json: ", want));
   }
 }
 

@@ -46,6 +46,10 @@ Result<GenerationConfig> parse_generation_config(std::string_view json) {
   if (!object.is(JsonValue::Kind::kObject)) {
     return Error{Code::kInvalidArgument, "expected a JSON object"};
   }
+  for (size_t i = 0; i < object.keys.size(); ++i) {
+    if (!object.items[i].is_repeated) continue;
+    return Error{Code::kInvalidArgument, format(object.keys[i], ": found twice, expected once")};
+  }
   GenerationConfig config;
   SamplingParams& sampling = config.sampling;
   RETURN_IF_ERROR(read_member(object, "temperature", sampling.temperature));

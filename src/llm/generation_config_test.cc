@@ -44,6 +44,7 @@ TEST(GenerationConfig, RefusesWhatItCannotUseByName) {
   EXPECT_EQ(error(R"({"temperature": 3})"), "temperature: found 3, expected 0 to 2");
   EXPECT_EQ(error(R"({"top_k": 1.5})"), "top_k: expected an integer");
   EXPECT_EQ(error(R"({"eos_token_id": [1, "x"]})"), "eos_token_id: expected an integer");
+  EXPECT_EQ(error(R"({"top_p": 1, "top_p": 0.5})"), "top_p: found twice, expected once");
   EXPECT_EQ(error("[]"), "expected a JSON object");
   EXPECT_NE(error("{"), "accepted");
 }

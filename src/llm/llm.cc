@@ -7,10 +7,14 @@
 #include "llm/generation_config.h"
 #include "sys/file.h"
 #include "tokenizer/detokenizer.h"
+#include "tokenizer/published_tokenizer.h"
 #include "tokenizer/token_map.h"
+#include "tokenizer/tokenizer_json.h"
 
 namespace millrace {
 namespace {
+
+constexpr size_t kMaxGenerationConfigBytes = 1 << 20;
 
 Error in_file(const std::string& path, const Error& error) {
   return {error.code, format(path, ": ", error.message)};
@@ -18,7 +22,7 @@ Error in_file(const std::string& path, const Error& error) {
 
 Result<GenerationConfig> open_generation_config(const std::string& model_dir) {
   const std::string path = model_dir + "/generation_config.json";
-  const Result<std::string> text = read_file(path);
+  const Result<std::string> text = read_file(path, kMaxGenerationConfigBytes);
   if (!text.has_value()) {
     if (text.error().code == Code::kNotFound) return GenerationConfig{};
     return text.error();
@@ -28,9 +32,10 @@ Result<GenerationConfig> open_generation_config(const std::string& model_dir) {
   return config;
 }
 
+// Below 2^53: the answer reports it, and readers of JSON keep no more of a number.
 uint64_t draw_seed() {
   std::random_device device;
-  return uint64_t(device()) << 32 | device();
+  return (uint64_t(device()) << 32 | device()) >> 11;
 }
 
 // Where stop strings apply in a reply that starts like this.
@@ -125,9 +130,11 @@ class Llm::Writer {
 
 Result<Tokenizer> open_tokenizer(const std::string& model_dir) {
   const std::string path = model_dir + "/tokenizer.json";
-  ASSIGN_OR_RETURN(const std::string text, read_file(path));
+  ASSIGN_OR_RETURN(const std::string text, read_file(path, kMaxTokenizerJsonBytes));
   Result<Tokenizer> tokenizer = Tokenizer::parse(text);
   if (!tokenizer.has_value()) return in_file(path, tokenizer.error());
+  const Status status = check_published_token_map(text, tokenizer.value());
+  if (!status.ok()) return in_file(path, status.error());
   return tokenizer;
 }
 

@@ -2,13 +2,18 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
 
 #include "chat/request_parser.h"
+#include "sys/file.h"
 #include "tokenizer/utf8.h"
 
 namespace millrace {
 namespace {
 
+namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
 // What nano says below was seen once and is stable: the numerics contract makes greedy text a
@@ -189,6 +194,54 @@ TEST(LlmOpen, NamesTheFileThatIsMissingOrWrong) {
   const auto llm = Llm::open(options);
   ASSERT_FALSE(llm.has_value());
   EXPECT_THAT(llm.error().message, HasSubstr("/tests/tokenizer.json"));
+}
+
+// The toy with one file changed.
+class OtherToy {
+ public:
+  OtherToy() {
+    std::string name = testing::TempDir() + "millrace-llm-XXXXXX";
+    MR_CHECK(::mkdtemp(name.data()) != nullptr);
+    folder_ = name;
+    for (const fs::directory_entry& file : fs::directory_iterator(kToy)) {
+      fs::create_symlink(file.path(), folder_ / file.path().filename());
+    }
+  }
+  ~OtherToy() { fs::remove_all(folder_); }
+  OtherToy(const OtherToy&) = delete;
+  OtherToy& operator=(const OtherToy&) = delete;
+
+  void replace(const char* file, std::string_view content) {
+    fs::remove(folder_ / file);
+    ASSERT_TRUE(write_file(folder_ / file, content).ok());
+  }
+
+  std::string open_message() const {
+    EngineOptions options;
+    options.load.model_dir = folder_.string();
+    const auto llm = Llm::open(options);
+    return llm.has_value() ? "accepted" : llm.error().message;
+  }
+
+  static constexpr const char* kToy = MILLRACE_SOURCE_DIR "/tests/golden/tiny-v41";
+
+ private:
+  fs::path folder_;
+};
+
+TEST(LlmOpen, RefusesATokenizerThatDoesNotFitTheConfig) {
+  OtherToy toy;
+  EXPECT_EQ(toy.open_message(), "accepted");
+  std::string config = read_file(std::string(OtherToy::kToy) + "/config.json").value();
+  const std::string size = "\"engram_compressed_vocab_size\": 459";
+  ASSERT_NE(config.find(size), config.npos);
+  toy.replace("config.json", config.replace(config.find(size) + size.size() - 1, 1, "8"));
+  EXPECT_THAT(toy.open_message(), HasSubstr("tokenizer.json: found 459 compressed token ids, "
+                                            "expected engram_compressed_vocab_size 458"));
+  toy.replace("tokenizer.json",
+              read_file(MILLRACE_SOURCE_DIR "/models/nano/tokenizer.json").value());
+  EXPECT_THAT(toy.open_message(),
+              HasSubstr("tokenizer.json: found 4096 tokens, expected vocab_size 512"));
 }
 
 }  // namespace

@@ -12,13 +12,13 @@ Status check_token_map(const ModelConfig& config, const std::vector<int32_t>& to
   if (config.engram_layer_ids.empty()) return {};
   if (int64_t(token_map.size()) != config.vocab_size) {
     return Error{Code::kInvalidArgument,
-                 format("tokenizer: ", token_map.size(), " token ids, expected vocab_size ",
+                 format("tokenizer.json: found ", token_map.size(), " tokens, expected vocab_size ",
                         config.vocab_size)};
   }
   const int64_t found = *std::max_element(token_map.begin(), token_map.end()) + int64_t{1};
   if (found != config.engram_compressed_vocab_size) {
     return Error{Code::kInvalidArgument,
-                 format("tokenizer: ", found, " compressed token ids, expected ",
+                 format("tokenizer.json: found ", found, " compressed token ids, expected ",
                         "engram_compressed_vocab_size ", config.engram_compressed_vocab_size,
                         "; this tokenizer does not belong to this checkpoint")};
   }

@@ -13,8 +13,12 @@ FairShare::FairShare() {
   }
 }
 
+int FairShare::level_of(int32_t priority) {
+  return std::clamp(priority, kMinPriority, kMaxPriority) - kMinPriority;
+}
+
 FairShare::Key* FairShare::join(int32_t priority, const std::string& name) {
-  const int level = std::clamp(priority, kMinPriority, kMaxPriority) - kMinPriority;
+  const int level = level_of(priority);
   std::unique_ptr<Key>& key = levels_[size_t(level)].keys[name];
   if (!key) {
     key = std::make_unique<Key>();
@@ -107,6 +111,12 @@ FairShare::Key* FairShare::next_waiting() {
     if (!key->waiting.empty() && (!best || is_before(*key, *best))) best = key.get();
   }
   return best;
+}
+
+bool FairShare::is_waiting(int32_t priority, const std::string& name) const {
+  const Level& level = levels_[size_t(level_of(priority))];
+  const auto found = level.keys.find(name);
+  return found != level.keys.end() && !found->second->waiting.empty();
 }
 
 int64_t FairShare::num_keys() const {

@@ -68,6 +68,9 @@ class FairShare {
   // The key with something waiting that goes before all others; null: none. Linear in the keys.
   Key* next_waiting();
 
+  // Whether this key has something waiting.
+  bool is_waiting(int32_t priority, const std::string& name) const;
+
   int64_t num_pending() const { return num_pending_; }
   int64_t num_waiting() const { return num_waiting_; }
   int64_t num_keys() const;
@@ -80,6 +83,7 @@ class FairShare {
     int64_t num_waiting = 0;
   };
 
+  static int level_of(int32_t priority);
   static void add_pending(Party& party, Clock& clock);
   static void remove_pending(Party& party, Clock& clock);
   static void charge(Party& party, Clock& clock, double num_tokens);

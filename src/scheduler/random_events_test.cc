@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <cstdio>
 #include <random>
 
@@ -8,13 +9,17 @@
 namespace millrace {
 namespace {
 
+uint32_t seed = 0;
+
+void print_seed(int) { std::fprintf(stderr, "seed %u\n", seed); }
+
 // Every output is compared with what the request says alone, every plan with what blocks and slots
 // hold, and every rule of the scheduler after every event (scheduler/test_driver.h). A failed check
-// aborts; the last seed printed is its own.
+// aborts, and then the seed is printed.
 TEST(SchedulerEvents, HundredThousandLifetimesInAnyOrderEndWell) {
   int64_t num_ended = 0, num_compared = 0, num_events = 0, num_preemptions = 0;
-  for (uint32_t seed = 0; num_ended < 100000; ++seed) {
-    std::printf("\rseed %u ", seed);
+  const auto handler = std::signal(SIGABRT, print_seed);
+  for (seed = 0; num_ended < 100000; ++seed) {
     std::mt19937 random(seed);
     const TestDriver::Pick pick = [&](uint32_t n) { return uint32_t(random() % n); };
     TestDriver driver(TestDriver::draw_options(pick), pick);
@@ -25,7 +30,8 @@ TEST(SchedulerEvents, HundredThousandLifetimesInAnyOrderEndWell) {
     num_events += driver.num_events();
     num_preemptions += driver.stats().num_preemptions;
   }
-  std::printf("\n%lld events, %lld requests, %lld whole outputs compared, %lld preemptions\n",
+  std::signal(SIGABRT, handler);
+  std::printf("%lld events, %lld requests, %lld whole outputs compared, %lld preemptions\n",
               (long long)num_events, (long long)num_ended, (long long)num_compared,
               (long long)num_preemptions);
   EXPECT_GT(num_compared, num_ended / 4);

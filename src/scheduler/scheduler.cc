@@ -15,26 +15,6 @@ constexpr int64_t kReservedTokens = 1024;
 
 int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
-// Grows by half: at most 6 bytes for a token id, and few copies.
-void push_back(std::vector<int32_t>& list, int32_t value) {
-  if (list.size() == list.capacity()) list.reserve(list.size() + list.size() / 2 + 1);
-  list.push_back(value);
-}
-
-// Lower is served first and preempted last. Sequences that were preempted often enough stand above
-// all priorities, so that the oldest of them runs to its end.
-int32_t rank(const Sequence& s) {
-  return s.num_preemptions >= kMaxPreemptions ? kMinPriority - 1 : s.request->priority;
-}
-
-bool is_ranked_before(const Sequence* a, const Sequence* b) {
-  return rank(*a) != rank(*b) ? rank(*a) < rank(*b) : a->id < b->id;
-}
-
-int64_t num_settled_bytes(const Sequence* sequence) {
-  return sequence && sequence->stop_rules ? sequence->stop_rules->num_bytes() : 0;
-}
-
 }  // namespace
 
 Status validate(const SchedulerOptions& o) {
@@ -43,17 +23,18 @@ Status validate(const SchedulerOptions& o) {
     return Error{Code::kInvalidArgument,
                  format(name, ": found ", found, ", expected at least ", least)};
   };
-  if (o.max_num_seqs < 1 || o.max_num_seqs > kMaxNumSeqs) {
-    return Error{Code::kInvalidArgument,
-                 format("max_num_seqs: found ", o.max_num_seqs, ", expected 1 to ", kMaxNumSeqs)};
-  }
+  const auto within = [](const char* name, int64_t found, int64_t most) -> Status {
+    if (found >= 1 && found <= most) return {};
+    return Error{Code::kInvalidArgument, format(name, ": found ", found, ", expected 1 to ", most)};
+  };
+  RETURN_IF_ERROR(within("max_num_seqs", o.max_num_seqs, kMaxNumSeqs));
+  RETURN_IF_ERROR(within("num_blocks", o.num_blocks, std::numeric_limits<BlockId>::max()));
+  RETURN_IF_ERROR(within("block_size", o.block_size, kMaxBlockSize));
   RETURN_IF_ERROR(at_least("max_num_batched_tokens", o.max_num_batched_tokens, 1));
   RETURN_IF_ERROR(at_least("max_prefill_chunk", o.max_prefill_chunk, 1));
   RETURN_IF_ERROR(at_least("min_prefill_rows", o.min_prefill_rows, 1));
   RETURN_IF_ERROR(at_least("max_waiting", o.max_waiting, 1));
   RETURN_IF_ERROR(at_least("max_model_len", o.max_model_len, 1));
-  RETURN_IF_ERROR(at_least("num_blocks", o.num_blocks, 1));
-  RETURN_IF_ERROR(at_least("block_size", o.block_size, 1));
   RETURN_IF_ERROR(
       at_least("admission_headroom_blocks", o.admission_headroom_blocks.value_or(0), 0));
   if (!(o.max_step_ms > 0)) {
@@ -128,10 +109,11 @@ Status Scheduler::on_arrival(RequestHandle handle, Request request, double now_m
   MR_CHECK(!requests_.contains(handle));
   RETURN_IF_ERROR(check(request));
   const int64_t num_waiting = num_waiting_requests_ + num_ending_requests_;
-  if (num_waiting >= options_.max_waiting) {
-    return Error{Code::kExhausted,
-                 format("queue: found ", num_waiting, " requests waiting, expected fewer than ",
-                        options_.max_waiting)};
+  const bool may_use_reserve = !fair_share_.is_waiting(request.priority, request.fairness_key);
+  const int64_t max_waiting = may_use_reserve ? max_waiting_with_reserve() : options_.max_waiting;
+  if (num_waiting >= max_waiting) {
+    return Error{Code::kExhausted, format("queue: found ", num_waiting,
+                                          " requests waiting, expected fewer than ", max_waiting)};
   }
   std::unique_ptr<ScheduledRequest>& slot = requests_[handle];
   slot = std::make_unique<ScheduledRequest>();
@@ -271,7 +253,7 @@ void Scheduler::add_decode_rows() {
         if (victim < i) --i;
         continue;  // with the same sequence, unless it was the victim
       }
-      push_back(s.block_table, *block);
+      push_back_tightly(s.block_table, *block);
     }
     add_rows(s, 1);
     ++i;
@@ -377,7 +359,7 @@ bool Scheduler::admit(Sequence& s, double now_ms) {
   }
   fair_share_.remove_waiting(s.id, r.key);
   s.slot = *slots_.allocate();
-  for (int64_t i = 0; i < num_blocks; ++i) push_back(s.block_table, *blocks_.allocate());
+  for (int64_t i = 0; i < num_blocks; ++i) push_back_tightly(s.block_table, *blocks_.allocate());
   start_running(s, SequenceState::kPrefilling);
   return true;
 }
@@ -480,198 +462,6 @@ bool Scheduler::share_state(const Sequence& from, Sequence& to) {
   return true;
 }
 
-// --- Results ------------------------------------------------------------------------------------
-
-void Scheduler::commit(StepResult& result, const EventSink& sink) {
-  MR_CHECK(is_planned_);
-  is_planned_ = false;
-  // Their samplers are made and their sequences have tokens of their own.
-  for (ScheduledRequest* r : started_) std::vector<int32_t>().swap(r->request.prompt_token_ids);
-  started_.clear();
-
-  if (result.abandoned) {
-    ++totals_.num_abandoned_steps;
-  } else if (!planned_.empty()) {
-    ++totals_.num_steps;
-    step_cost_.add(plan_.num_rows, result.elapsed_ms);
-    MR_CHECK_OP(result.rows.size(), >=, planned_.size());
-    for (size_t i = 0; i < planned_.size(); ++i) {
-      ScheduledRequest& r = *planned_[i]->request;
-      if (r.ending) continue;
-      commit_rows(plan_.rows[i], *planned_[i], result.rows[i], sink);
-      if (r.num_unfinished == 0) remove_request(r);
-    }
-  }
-  planned_.clear();
-  plan_.rows.clear();  // their spans
-
-  for (const RequestHandle handle : ending_handles_) {
-    const auto found = requests_.find(handle);  // not there: it has finished in this very step
-    if (found != requests_.end()) end_request(*found->second, *found->second->ending);
-  }
-  ending_handles_.clear();
-  for (Ending& ending : endings_) sink(ending.handle, ending.choice_idx, ending.event);
-  endings_.clear();
-  num_ending_requests_ = 0;
-}
-
-void Scheduler::commit_rows(const PlannedRows& rows, Sequence& s, RowsResult& result,
-                            const EventSink& sink) {
-  ScheduledRequest& r = *s.request;
-  const int64_t end = rows.first_position + rows.num_rows;
-  s.num_computed_tokens = end;
-  StreamEvent event;
-  // What is computed anew after a preemption has been reported before.
-  event.num_computed_tokens = std::max(end, s.num_reported_tokens);
-  if (result.error) {
-    event.finish_reason = FinishReason::kError;
-    event.error = std::move(result.error);
-    return end_choices_of_rows(s, event, sink);
-  }
-  if (rows.prompt_logprobs) take_prompt_logprobs(rows, s, result, event);
-  if (rows.num_samples > 0) {
-    MR_CHECK_OP(int64_t(result.samples.size()), >=, rows.num_samples);
-    if (!r.has_forked) return commit_first_samples(s, result, event, sink);
-    finish_prefill(s);
-    if (append_token(s, result.samples[0], event, sink)) finish_sequence(s);
-    return;
-  }
-  if (end == s.num_tokens()) {  // max_tokens is 0
-    event.finish_reason = FinishReason::kLength;
-    return end_choices_of_rows(s, event, sink);
-  }
-  if (end > s.num_reported_tokens && end <= r.num_prompt_tokens) {
-    s.num_reported_tokens = end;
-    sink(r.handle, s.choice_idx, event);
-  }
-}
-
-// Those that have not been sent: rows may be computed a second time, in other chunks.
-void Scheduler::take_prompt_logprobs(const PlannedRows& rows, Sequence& s, RowsResult& result,
-                                     StreamEvent& event) {
-  ScheduledRequest& r = *s.request;
-  const int64_t last = std::min(rows.first_position + rows.num_rows, r.num_prompt_tokens - 1);
-  const int64_t num_given = last - rows.first_position;
-  const int64_t num_new = last - r.num_prompt_logprobs;
-  MR_CHECK_OP(int64_t(result.prompt_logprobs.size()), >=, num_given);
-  const auto given = result.prompt_logprobs.begin();
-  for (int64_t i = num_given - num_new; i < num_given; ++i) {
-    event.prompt_logprobs.push_back(std::move(given[i]));
-  }
-  r.num_prompt_logprobs = last;
-}
-
-void Scheduler::finish_prefill(Sequence& s) {
-  if (s.state == SequenceState::kDecoding) return;
-  s.state = SequenceState::kDecoding;
-  if (!s.request->is_paused) fair_share_.remove_pending(s.request->key);
-}
-
-// The prompt is computed, and each choice has its first token. From here on every choice is a
-// sequence of its own. Choices that find no room wait, and compute the prompt themselves.
-void Scheduler::commit_first_samples(Sequence& first, RowsResult& result, StreamEvent& event,
-                                     const EventSink& sink) {
-  ScheduledRequest& r = *first.request;
-  const int32_t num_choices = r.request.num_choices;
-  r.has_forked = true;
-  finish_prefill(first);
-  for (int32_t choice = 1; choice < num_choices; ++choice) {
-    Sequence& s = *r.sequences.emplace_back(make_sequence(r, choice));
-    s.tokens.reserve(first.tokens.capacity());
-    s.tokens = first.tokens;
-    s.num_charged_tokens = s.num_reported_tokens = first.num_computed_tokens;
-  }
-  const bool has_first_ended = append_token(first, result.samples[0], event, sink);
-  for (int32_t choice = 1; choice < num_choices; ++choice) {
-    Sequence& s = *r.sequences[size_t(choice)];
-    StreamEvent own_event;
-    own_event.num_computed_tokens = first.num_computed_tokens;
-    if (append_token(s, result.samples[size_t(choice)], own_event, sink)) {
-      finish_choice(r, choice);
-      continue;
-    }
-    ++num_waiting_sequences_;
-    if (share_state(first, s)) {
-      start_running(s, SequenceState::kDecoding);
-    } else if (!r.is_paused) {
-      fair_share_.add_pending(r.key);
-      fair_share_.add_waiting(&s, s.id, r.key);
-    }
-  }
-  if (has_first_ended) finish_sequence(first);
-}
-
-// Reports a token; true: it was the last one.
-bool Scheduler::append_token(Sequence& s, SampledToken& sample, StreamEvent& event,
-                             const EventSink& sink) {
-  ScheduledRequest& r = *s.request;
-  if (sample.error) {
-    event.finish_reason = FinishReason::kError;
-    event.error = std::move(sample.error);
-    event.num_settled_bytes = num_settled_bytes(&s);
-    sink(r.handle, s.choice_idx, event);
-    return true;
-  }
-  MR_CHECK_OP(sample.token_id, >=, 0);
-  MR_CHECK_OP(sample.token_id, <, tokens_.vocab_size());
-  push_back(s.tokens, sample.token_id);
-  s.num_reported_tokens = event.num_computed_tokens;
-  s.stop_rules->append(sample.token_id, event);
-  const bool has_ended = event.finish_reason.has_value();
-  event.logprobs = std::move(sample.logprobs);
-  sink(r.handle, s.choice_idx, event);
-  sample.logprobs = std::move(event.logprobs);
-  return has_ended;
-}
-
-// One end for all choices that these rows stand for.
-void Scheduler::end_choices_of_rows(Sequence& s, const StreamEvent& event, const EventSink& sink) {
-  ScheduledRequest& r = *s.request;
-  const int32_t first = s.choice_idx;
-  const int32_t last = r.has_forked ? first : r.request.num_choices - 1;
-  for (int32_t choice = first; choice <= last; ++choice) {
-    StreamEvent own_event = event;
-    if (choice > first) own_event.prompt_logprobs.clear();
-    own_event.num_settled_bytes = choice == first ? num_settled_bytes(&s) : 0;
-    sink(r.handle, choice, own_event);
-    if (choice > first) finish_choice(r, choice);
-  }
-  finish_sequence(s);
-}
-
-// Frees what a sequence holds.
-void Scheduler::finish_sequence(Sequence& s) {
-  ScheduledRequest& r = *s.request;
-  if (s.state != SequenceState::kDecoding && !r.is_paused) {
-    fair_share_.remove_pending(r.key);
-    if (!s.is_running()) fair_share_.remove_waiting(s.id, r.key);
-  }
-  if (s.is_running()) {
-    running_.erase(std::find(running_.begin(), running_.end(), &s));
-    stop_running(s);
-  }
-  --num_waiting_sequences_;
-  finish_choice(r, s.choice_idx);
-}
-
-// A choice that holds nothing, made or not.
-void Scheduler::finish_choice(ScheduledRequest& r, int32_t choice) {
-  if (size_t(choice) < r.sequences.size()) r.sequences[size_t(choice)].reset();
-  if (r.has_started) finished_.push_back(r.first_sequence_id + choice);
-  --r.num_unfinished;
-}
-
-void Scheduler::remove_request(ScheduledRequest& r) {
-  MR_CHECK_OP(r.num_unfinished, ==, 0);
-  MR_CHECK_OP(r.num_running, ==, 0);
-  --num_waiting_requests_;
-  totals_.num_paused_requests -= r.is_paused ? 1 : 0;
-  ++totals_.num_finished_requests;
-  if (std::isfinite(r.deadline_ms)) deadlines_.erase({r.deadline_ms, r.handle});
-  fair_share_.leave(r.key);
-  requests_.erase(r.handle);
-}
-
 // --- What callers ask ---------------------------------------------------------------------------
 
 bool Scheduler::has_work() const {
@@ -711,92 +501,6 @@ SchedulerStats Scheduler::stats() const {
                                        s->block_table.capacity() * sizeof(BlockId));
   }
   return stats;
-}
-
-namespace {
-
-// What the sequences hold, counted from their side.
-struct Holdings {
-  std::vector<int32_t> block_references;
-  std::vector<int32_t> slot_owners;
-  int64_t num_running = 0, num_waiting = 0, num_listed = 0, num_pending = 0;
-};
-
-void count_sequence(const Sequence& s, const SchedulerOptions& options, Holdings& found) {
-  const ScheduledRequest& r = *s.request;
-  const bool is_decoding = s.state == SequenceState::kDecoding;
-  MR_CHECK_OP(s.id, ==, r.first_sequence_id + s.choice_idx);
-  MR_CHECK_OP(s.num_computed_tokens, <=, s.num_tokens());
-  if (is_decoding) MR_CHECK_OP(s.num_computed_tokens, ==, s.num_tokens() - 1);
-  if (!r.is_paused && !is_decoding) ++found.num_pending;
-  if (!s.is_running()) {
-    ++found.num_waiting;
-    MR_CHECK_OP(s.num_computed_tokens, ==, 0);
-    MR_CHECK(s.block_table.empty());
-    MR_CHECK_OP(s.slot, ==, kNoSlot);
-    const bool is_listed = r.key->waiting.contains(s.id);
-    MR_CHECK_OP(is_listed, ==, !r.is_paused);
-    found.num_listed += is_listed ? 1 : 0;
-    return;
-  }
-  ++found.num_running;
-  const int64_t num_covered = int64_t(s.block_table.size()) * options.block_size;
-  MR_CHECK_OP(s.num_computed_tokens, <=, num_covered);
-  if (s.state == SequenceState::kPrefilling) MR_CHECK_OP(s.num_tokens(), <=, num_covered);
-  for (const BlockId block : s.block_table) ++found.block_references[size_t(block)];
-  MR_CHECK_OP(++found.slot_owners[size_t(s.slot)], ==, 1);
-}
-
-}  // namespace
-
-void Scheduler::check_invariants() const {
-  blocks_.check_invariants();
-  slots_.check_invariants();
-  fair_share_.check_invariants();
-  Holdings found;
-  found.block_references.resize(size_t(blocks_.num_blocks()));
-  found.slot_owners.resize(size_t(slots_.num_slots()));
-  int64_t num_waiting_requests = 0, num_deadlines = 0, num_paused = 0;
-  for (const auto& [handle, request] : requests_) {
-    const ScheduledRequest& r = *request;
-    MR_CHECK_OP(r.handle, ==, handle);
-    int32_t num_unmade = r.request.num_choices - int32_t(r.sequences.size());
-    int32_t num_unfinished = num_unmade, num_running = 0;
-    MR_CHECK(r.has_forked ? num_unmade == 0 : r.sequences.size() == 1);
-    for (const std::unique_ptr<Sequence>& s : r.sequences) {
-      if (!s) continue;
-      MR_CHECK(s->request == &r);
-      ++num_unfinished;
-      num_running += s->is_running() ? 1 : 0;
-      count_sequence(*s, options_, found);
-    }
-    MR_CHECK_OP(num_unfinished, ==, r.num_unfinished);
-    MR_CHECK_OP(num_unfinished, >, 0);
-    MR_CHECK_OP(num_running, ==, r.num_running);
-    if (num_running == 0) ++num_waiting_requests;
-    if (r.is_paused) ++num_paused;
-    if (std::isfinite(r.deadline_ms)) {
-      ++num_deadlines;
-      MR_CHECK(deadlines_.contains({r.deadline_ms, handle}));
-    }
-  }
-  MR_CHECK_OP(num_waiting_requests, ==, num_waiting_requests_);
-  MR_CHECK_OP(num_deadlines, ==, int64_t(deadlines_.size()));
-  MR_CHECK_OP(num_paused, ==, totals_.num_paused_requests);
-  MR_CHECK_OP(found.num_waiting, ==, num_waiting_sequences_);
-  MR_CHECK_OP(found.num_running, ==, int64_t(running_.size()));
-  MR_CHECK_OP(found.num_pending, ==, fair_share_.num_pending());
-  MR_CHECK_OP(found.num_listed, ==, fair_share_.num_waiting());
-  MR_CHECK(std::is_sorted(running_.begin(), running_.end(), is_ranked_before));
-  MR_CHECK_OP(int64_t(requests_.size()), <=, options_.max_waiting + options_.max_num_seqs);
-
-  for (int64_t block = 0; block < blocks_.num_blocks(); ++block) {
-    MR_CHECK_OP(blocks_.num_references(BlockId(block)), ==, found.block_references[size_t(block)]);
-  }
-  for (int64_t slot = 0; slot < slots_.num_slots(); ++slot) {
-    MR_CHECK_OP(int(slots_.is_in_use(StateSlot(slot))), ==, found.slot_owners[size_t(slot)]);
-  }
-  if (!is_planned_) MR_CHECK(ending_handles_.empty());
 }
 
 }  // namespace millrace

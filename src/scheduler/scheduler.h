@@ -32,8 +32,10 @@ struct SchedulerOptions {
   // Every step has room for so many prefill rows, whatever the other limits say: prompts always
   // make progress.
   int64_t min_prefill_rows = 8;
-  int64_t max_waiting = 1024;  // requests without a running sequence
-  int64_t max_model_len = 0;   // tokens of prompt and output; the blocks may allow fewer
+  // Requests without a running sequence. A key that has none finds a reserve of a quarter more, so
+  // that no other key can close the door.
+  int64_t max_waiting = 1024;
+  int64_t max_model_len = 0;  // tokens of prompt and output; the blocks may allow fewer
 
   int64_t num_blocks = 0;
   int64_t block_size = 0;  // tokens
@@ -45,9 +47,7 @@ struct SchedulerOptions {
 };
 
 inline constexpr int64_t kMaxNumSeqs = 4096;
-// A sequence that was preempted so often is only preempted for others of its kind.
-inline constexpr int32_t kMaxPreemptions = 3;
-
+inline constexpr int64_t kMaxBlockSize = int64_t{1} << 20;
 struct SchedulerStats {
   int64_t num_waiting_requests = 0;  // without a running sequence
   int64_t num_running_requests = 0;
@@ -141,6 +141,9 @@ class Scheduler {
     StreamEvent event;
   };
 
+  int64_t max_waiting_with_reserve() const {
+    return options_.max_waiting + options_.max_waiting / 4;
+  }
   std::unique_ptr<Sequence> make_sequence(ScheduledRequest& request, int32_t choice_idx) const;
 
   // Planning.

@@ -17,6 +17,9 @@ namespace millrace {
 
 inline constexpr StateSlot kNoSlot = -1;
 
+// A sequence that was preempted so often is only preempted for others of its kind.
+inline constexpr int32_t kMaxPreemptions = 3;
+
 struct ScheduledRequest;
 
 enum class SequenceState {
@@ -67,5 +70,26 @@ struct ScheduledRequest {
   double paused_since_ms = 0;
   std::optional<FinishReason> ending;  // kAbort or kTimeout, when the step that runs is over
 };
+
+// Grows by half: at most 6 bytes for a token id, and few copies.
+inline void push_back_tightly(std::vector<int32_t>& list, int32_t value) {
+  if (list.size() == list.capacity()) list.reserve(list.size() + list.size() / 2 + 1);
+  list.push_back(value);
+}
+
+// Lower is served first and preempted last. Sequences that were preempted often enough stand above
+// all priorities, so that the oldest of them runs to its end.
+inline int32_t rank(const Sequence& s) {
+  return s.num_preemptions >= kMaxPreemptions ? kMinPriority - 1 : s.request->priority;
+}
+
+inline bool is_ranked_before(const Sequence* a, const Sequence* b) {
+  return rank(*a) != rank(*b) ? rank(*a) < rank(*b) : a->id < b->id;
+}
+
+// Of its output; 0 for a choice that has none.
+inline int64_t num_settled_bytes(const Sequence* sequence) {
+  return sequence && sequence->stop_rules ? sequence->stop_rules->num_bytes() : 0;
+}
 
 }  // namespace millrace

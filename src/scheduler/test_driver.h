@@ -108,6 +108,8 @@ class TestDriver {
   struct Live {
     Request request;
     int64_t max_tokens = 0;
+    SequenceId first_sequence_id = 0;
+    bool has_started = false;
     int32_t num_ended = 0;
     bool is_cancelled = false;
     bool is_paused = false;
@@ -148,8 +150,10 @@ class TestDriver {
     Live& live = live_[handle];
     live.max_tokens = r.sampling.max_tokens.value_or(left);
     if (r.timeout_ms) live.deadline_ms = now_ms_ + *r.timeout_ms;
+    live.first_sequence_id = next_sequence_id_;
+    next_sequence_id_ += r.num_choices;
     live.request = std::move(r);
-    MR_CHECK_OP(int64_t(live_.size()), <=, options_.max_waiting + options_.max_num_seqs);
+    MR_CHECK_OP(int64_t(live_.size()), <=, options_.max_waiting * 5 / 4 + options_.max_num_seqs);
   }
 
   // One of those that live; requires: there is one.
@@ -191,7 +195,45 @@ class TestDriver {
       const double truth = executor_.fixed_ms + executor_.row_ms * double(plan_->num_rows);
       MR_CHECK(truth <= options_.max_step_ms + 1e-9);
     }
-    if (num_decode == 0) MR_CHECK_OP(num_prefill, <=, scheduler_.max_step_rows());
+    check_order();
+    // Somebody runs, unless those that hold the room are paused.
+    if (plan_->rows.empty()) {
+      for (const auto& [handle, live] : live_) {
+        MR_CHECK(live.is_cancelled || live.deadline_ms <= now_ms_ || live.is_paused ||
+                 anybody_is_paused());
+      }
+    }
+  }
+
+  bool anybody_is_paused() const {
+    return std::any_of(live_.begin(), live_.end(),
+                       [](const auto& l) { return l.second.is_paused; });
+  }
+
+  // Of one priority and key, who came first is admitted first.
+  void check_order() {
+    for (const StartedRequest& started : plan_->started) {
+      const auto found = std::find_if(live_.begin(), live_.end(), [&](const auto& l) {
+        return l.second.first_sequence_id == started.first_sequence_id;
+      });
+      MR_CHECK(found != live_.end());
+      Live& live = found->second;
+      MR_CHECK(!live.has_started);
+      MR_CHECK_OP(started.num_choices, ==, live.request.num_choices);
+      MR_CHECK_OP(started.max_tokens, ==, live.max_tokens);
+      MR_CHECK(started.request->prompt_token_ids == live.request.prompt_token_ids);
+      live.has_started = true;
+      for (auto earlier = live_.begin(); earlier != found; ++earlier) {
+        const Live& other = earlier->second;
+        const bool is_peer = clamped_priority(other) == clamped_priority(live) &&
+                             other.request.fairness_key == live.request.fairness_key;
+        MR_CHECK(!is_peer || other.has_started || other.is_paused || other.is_cancelled ||
+                 other.deadline_ms <= now_ms_);
+      }
+    }
+  }
+  static int32_t clamped_priority(const Live& live) {
+    return std::clamp(live.request.priority, kMinPriority, kMaxPriority);
   }
 
   void commit(bool abandon) {
@@ -260,6 +302,7 @@ class TestDriver {
 
   std::map<RequestHandle, Live> live_;
   RequestHandle next_handle_ = 0;
+  SequenceId next_sequence_id_ = 0;
   const StepPlan* plan_ = nullptr;
   bool is_planned_ = false;
   double now_ms_ = 0;

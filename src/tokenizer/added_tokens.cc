@@ -11,6 +11,7 @@ AddedTokenFinder::AddedTokenFinder(std::vector<Token> tokens) : tokens_(std::mov
   for (const Token& t : tokens_) {
     MR_CHECK(!t.literal.empty());
     ++by_first_byte_[static_cast<unsigned char>(t.literal[0]) + 1];
+    is_first_[static_cast<unsigned char>(t.literal[0])] = true;
   }
   for (size_t b = 0; b < 256; ++b) by_first_byte_[b + 1] += by_first_byte_[b];
 }
@@ -19,6 +20,7 @@ std::optional<AddedTokenFinder::Match> AddedTokenFinder::find(std::string_view t
                                                               size_t from) const {
   for (size_t begin = from; begin < text.size(); ++begin) {
     const auto first_byte = static_cast<unsigned char>(text[begin]);
+    if (!is_first_[first_byte]) continue;
     size_t low = by_first_byte_[first_byte], high = by_first_byte_[first_byte + 1];
     std::optional<Match> longest;
     // [low, high) are the tokens that agree with the text so far; in sorted order the one that

@@ -33,6 +33,7 @@ class AddedTokenFinder {
   std::vector<Token> tokens_;  // sorted by literal
   // Tokens whose literal starts with a byte b are tokens_[by_first_byte_[b], ..[b + 1]).
   std::array<size_t, 257> by_first_byte_{};
+  std::array<bool, 256> is_first_{};  // whether there are any
 };
 
 }  // namespace millrace

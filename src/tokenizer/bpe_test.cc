@@ -20,7 +20,8 @@ std::array<int32_t, 256> identity() {
 
 std::vector<int32_t> encode(const Bpe& bpe, std::string_view piece, Bpe::Scratch& scratch) {
   std::vector<int32_t> ids;
-  bpe.encode(piece, scratch, ids);
+  const size_t size = piece.size();
+  bpe.encode(piece, {&size, 1}, scratch, ids);
   return ids;
 }
 
@@ -82,6 +83,88 @@ TEST(Bpe, EveryLengthAgreesWithTheDefinition) {
       const std::vector<int32_t> expected = merge_by_definition(piece, merges);
       ASSERT_EQ(encode(bpe, piece, scratch), expected) << "seed " << seed << ": " << piece;
       ASSERT_EQ(encode(bpe, piece, scratch), expected) << "again, seed " << seed << ": " << piece;
+    }
+  }
+}
+
+// The same for merges that come after their parts: rank by rank, from left to right.
+std::vector<int32_t> merge_by_rank(std::string_view piece, std::span<const Merge> merges) {
+  std::vector<int32_t> ids;
+  for (char c : piece) ids.push_back(static_cast<unsigned char>(c));
+  for (const Merge& m : merges) {
+    size_t count = 0;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const bool is_pair = i + 1 < ids.size() && ids[i] == m.left && ids[i + 1] == m.right;
+      ids[count++] = is_pair ? m.result : ids[i];
+      i += is_pair;
+    }
+    ids.resize(count);
+  }
+  return ids;
+}
+
+TEST(Bpe, PiecesOfManyWindowsAgreeWithTheDefinition) {
+  for (uint32_t seed = 1; seed <= 60; ++seed) {
+    std::mt19937 random(seed);
+    const std::vector<Merge> merges = random_merges(random, /*shuffled=*/false);
+    const Bpe bpe(identity(), merges);
+    Bpe::Scratch scratch;
+    // Repetitions of a short text keep merges in step over any distance; random text does not.
+    std::string unit;
+    const size_t unit_size = seed % 4 == 0 ? 30000 : 1 + random() % 7;
+    for (size_t i = 0; i < unit_size; ++i) unit += "abc"[random() % 3];
+    std::string piece;
+    for (const size_t size = 4000 + random() % 20000; piece.size() < size;) piece += unit;
+    piece += "abc"[random() % 3];
+    ASSERT_EQ(encode(bpe, piece, scratch), merge_by_rank(piece, merges)) << "seed " << seed;
+  }
+}
+
+TEST(Bpe, ATokenLongerThanAWindowIsFound) {
+  std::vector<Merge> merges = {{'a', 'a', 256}};
+  for (int32_t id = 256; id < 270; ++id) merges.push_back({id, id, id + 1});
+  const Bpe bpe(identity(), merges);  // up to 2^15 letters
+  Bpe::Scratch scratch;
+  EXPECT_THAT(encode(bpe, std::string(65536 + 5, 'a'), scratch), ElementsAre(270, 270, 257, 'a'));
+  EXPECT_THAT(encode(bpe, std::string(6144, 'a'), scratch), ElementsAre(267, 266));
+}
+
+TEST(Bpe, AWordWhoseBytesMergeToSomethingElseIsNotLookedUp) {
+  // "abc" is made of "ab" and "c", but its own bytes become "a" and "bc".
+  const std::vector<Merge> merges = {{'b', 'c', 256}, {'a', 'b', 257}, {257, 'c', 258}};
+  const Bpe bpe(identity(), merges);
+  Bpe::Scratch scratch;
+  EXPECT_THAT(encode(bpe, "abc", scratch), ElementsAre('a', 256));
+}
+
+TEST(Bpe, PiecesInARowAreEachTheirOwn) {
+  const std::vector<Merge> merges = {{'a', 'b', 256}, {'b', 'a', 257}};
+  const Bpe bpe(identity(), merges);
+  Bpe::Scratch scratch;
+  const std::string text = "abababab" + std::string(100, 'b') + "ab";
+  const std::vector<size_t> sizes = {2, 1, 3, 2, 98, 3};  // and one byte that is not asked for
+  std::vector<int32_t> ids, expected;
+  bpe.encode(text, sizes, scratch, ids);
+  for (size_t begin = 0; size_t size : sizes) {
+    for (int32_t id : merge_by_definition(text.substr(begin, size), merges)) expected.push_back(id);
+    begin += size;
+  }
+  EXPECT_EQ(ids, expected);
+}
+
+TEST(Bpe, TheCacheGrowsWithoutLosingItsMeaning) {
+  std::mt19937 random(5);
+  const std::vector<Merge> merges = random_merges(random, /*shuffled=*/false);
+  const Bpe bpe(identity(), merges);
+  Bpe::Scratch scratch;
+  std::vector<std::string> pieces;
+  for (int i = 0; i < 20000; ++i) {
+    pieces.emplace_back();
+    for (size_t n = 3 + random() % 13; n > 0; --n) pieces.back() += "abcdefgh"[random() % 8];
+  }
+  for (int round = 0; round < 2; ++round) {
+    for (const std::string& piece : pieces) {
+      ASSERT_EQ(encode(bpe, piece, scratch), merge_by_rank(piece, merges)) << piece;
     }
   }
 }

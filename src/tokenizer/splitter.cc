@@ -1,16 +1,64 @@
 #include "tokenizer/splitter.h"
 
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+
 #include "tokenizer/utf8.h"
 
 namespace millrace {
 namespace {
 
-bool is_newline(char32_t c) { return c == '\r' || c == '\n'; }
-bool is_ascii_letter(char32_t c) { return (c | 0x20) - 'a' < 26; }
+constexpr bool is_newline(char32_t c) { return c == '\r' || c == '\n'; }
+constexpr bool is_ascii_letter(char32_t c) { return (c | 0x20) - 'a' < 26; }
 bool is_letter_or_mark(CharClass c) { return c == CharClass::kLetter || c == CharClass::kMark; }
 bool is_punctuation(CharClass c) { return c == CharClass::kPunctuation || c == CharClass::kSymbol; }
 
+// What a byte can be in a word of ASCII letters: one of them, or what may stand before the first.
+enum WordPart : uint8_t { kNoPart = 0, kLetterPart = 1, kPrefixPart = 2 };
+
+constexpr auto kWordParts = [] {
+  std::array<uint8_t, 256> parts{};
+  for (char32_t c = 0; c < 0x80; ++c) {
+    const bool is_digit = c - '0' < 10;
+    parts[c] = is_ascii_letter(c) ? kLetterPart : is_digit || is_newline(c) ? kNoPart : kPrefixPart;
+  }
+  return parts;
+}();
+
+// How many of the 8 bytes at `text` are ASCII letters before one that is not.
+size_t num_letters(const char* text) {
+  constexpr uint64_t kOnes = 0x0101010101010101;
+  uint64_t bytes;
+  static_assert(std::endian::native == std::endian::little);
+  std::memcpy(&bytes, text, 8);
+  const uint64_t lower = (bytes | 0x20 * kOnes) & 0x7f * kOnes;
+  // Top bits of bytes; nothing carries into the next byte.
+  const uint64_t from_a = lower + (0x80 - 'a') * kOnes;
+  const uint64_t after_z = lower + (0x80 - 'z' - 1) * kOnes;
+  const uint64_t others = ~(from_a & ~after_z & ~bytes) & 0x80 * kOnes;
+  return size_t(std::countr_zero(others)) / 8;
+}
+
 }  // namespace
+
+// Most text is ASCII words, so these have a way of their own: the end of the piece if it is made of
+// ASCII letters with what the third split lets stand before them, and if that can be seen 8 bytes
+// at a time; otherwise 0.
+size_t Splitter::ascii_word_end() const {
+  if (rest_.size() < 2) return 0;
+  const auto part = [&](size_t at) { return kWordParts[static_cast<unsigned char>(rest_[at])]; };
+  if (part(0) != kLetterPart && (part(0) != kPrefixPart || part(1) != kLetterPart)) return 0;
+  for (size_t end = 1; end + 8 < rest_.size();) {
+    const size_t more = num_letters(rest_.data() + end);
+    end += more;
+    if (more == 8) continue;
+    // Letters and marks beyond ASCII would belong to the word.
+    return static_cast<unsigned char>(rest_[end]) < 0x80 ? end : 0;
+  }
+  return 0;
+}
 
 Splitter::Char Splitter::read(size_t at) const {
   if (at >= rest_.size()) return kEnd;
@@ -35,9 +83,15 @@ size_t Splitter::run_end(size_t begin, Predicate belongs) const {
 }
 
 std::string_view Splitter::next() {
+  size_t end = ascii_word_end();
+  if (end > 0) {
+    const std::string_view piece = rest_.substr(0, end);
+    rest_.remove_prefix(end);
+    return piece;
+  }
   const Char first = read(0);
   in_cjk_ = first.is_cjk;
-  size_t end = first.size;
+  end = first.size;
   if (first.cls == CharClass::kNumber) {
     for (int i = 1; i < 3 && at(end).cls == CharClass::kNumber; ++i) end += at(end).size;
   } else {

@@ -38,6 +38,7 @@ class Splitter {
   // Where the third split's text ends. It has the class of numbers, which end that text too.
   static constexpr Char kEnd{CharClass::kNumber, false, 0, 0};
 
+  size_t ascii_word_end() const;
   Char read(size_t at) const;  // the character at rest_[at]
   Char at(size_t at) const;    // the same as the second and third split see it
   // The end of the run of characters from `begin` that satisfy `belongs`.

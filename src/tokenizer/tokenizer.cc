@@ -1,5 +1,7 @@
 #include "tokenizer/tokenizer.h"
 
+#include <array>
+
 #include "base/check.h"
 #include "tokenizer/detokenizer.h"
 #include "tokenizer/splitter.h"
@@ -68,12 +70,21 @@ void Tokenizer::find_added(std::string_view text, Range range, size_t pass,
 
 void Tokenizer::encode(std::string_view text, std::span<const Range> trusted, Scratch& scratch,
                        std::vector<int32_t>& ids) const {
+  constexpr size_t kUsualBytesPerToken = 3;
+  if (ids.empty()) ids.reserve(text.size() / kUsualBytesPerToken + 1);
   std::vector<AddedTokenFinder::Match> matches;
   for (const Range& range : trusted) find_added(text, range, 0, matches);
   const auto encode_plain = [&](std::string_view plain) {
     Splitter splitter(plain);
-    for (auto piece = splitter.next(); !piece.empty(); piece = splitter.next()) {
-      bpe_.encode(piece, scratch, ids);
+    std::array<size_t, Bpe::kMostPieces> sizes;
+    while (!plain.empty()) {
+      size_t num_pieces = 0, num_bytes = 0;
+      for (; num_pieces < sizes.size() && num_bytes < plain.size(); ++num_pieces) {
+        sizes[num_pieces] = splitter.next().size();
+        num_bytes += sizes[num_pieces];
+      }
+      bpe_.encode(plain, std::span(sizes).first(num_pieces), scratch, ids);
+      plain.remove_prefix(num_bytes);
     }
   };
   size_t begin = 0;

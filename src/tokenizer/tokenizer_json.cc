@@ -14,8 +14,8 @@ namespace {
 
 namespace bj = boost::json;
 
-// Ten times the released file; it nests 5 levels deep.
-constexpr JsonFileLimits kLimits = {.max_bytes = 64 << 20, .max_depth = 16};
+// The released file nests 5 levels deep.
+constexpr JsonFileLimits kLimits = {.max_bytes = kMaxTokenizerJsonBytes, .max_depth = 16};
 
 // The three patterns of splitter.h as the file spells them, with CR and LF escaped.
 constexpr std::string_view kSplitPatterns[] = {

@@ -27,6 +27,8 @@ struct TokenizerJson {
   std::vector<Merge> merges;          // by rank; none results in an added token
 };
 
+inline constexpr size_t kMaxTokenizerJsonBytes = 64 << 20;  // ten times the released file
+
 // Reads the text of a tokenizer.json, and refuses one that asks for anything but byte-level BPE
 // with the three splits of splitter.h. Messages name the key, what was found and what was
 // expected; the caller adds the file.

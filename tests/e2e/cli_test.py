@@ -139,16 +139,21 @@ class Basics(Case):
     def test_command_lines_without_sense_are_refused_with_status_2(self):
         self.refused(2, "Usage: millrace")
         for pattern, arguments in [
-            ("not expected: frobnicate", ["frobnicate"]),
-            ("not expected: --bogus", ["chat", "--bogus"]),
-            ("not expected: extra", ["generate", "one", "extra"]),
-            ("--threads: .* 0 not in range 1 to 1024", ["generate", "--threads", "0", "x"]),
-            ("--threads", ["generate", "--threads", "two", "x"]),
-            ("--chunk: .* 0 not in range", ["generate", "--chunk", "0", "x"]),
-            ("--n: .* 0 not in range 1 to 128", ["generate", "--n", "0", "x"]),
+            ('found "frobnicate", expected a command: chat, generate, ', ["frobnicate"]),
+            ('found "--temp", expected a command first: chat, ', ["--temp", "0", "chat"]),
+            ("--bogus: no such flag; millrace chat --help lists them", ["chat", "--bogus"]),
+            ("--bogus: no such flag", ["generate", "--bogus=1", "--", "one", "extra"]),
+            ('"extra": not expected', ["generate", "one", "extra", "words"]),
+            ('"extra": not expected', ["generate", "--", "one", "extra"]),
+            ('found "two", expected an integer from 1 to', ["generate", "--threads", "two", "x"]),
             ("--numerics: exact not in {reference,fp32}", ["generate", "--numerics", "exact", "x"]),
             ('--isa: .*found "PDP11", expected one of .*ref', ["generate", "--isa", "PDP11", "x"]),
             ("--max-tokens", ["generate", "--max-tokens", "many", "x"]),
+            ("stdin: found nothing, expected a prompt", ["generate"]),
+            ("--effort requires --chat", ["generate", "--effort", "low", "x"]),
+            ("--no-think requires --chat", ["generate", "--no-think", "x"]),
+            ("--chat excludes --no-bos", ["generate", "--no-bos", "--chat", "x"]),
+            ("--chat excludes --no-special", ["generate", "--no-special", "--chat", "x"]),
             ("--logprobs requires --json", ["generate", "--logprobs", "2", "x"]),
             ("--prompt-logprobs requires --json", ["generate", "--prompt-logprobs", "2", "x"]),
             ("found PROMPT and --file: expected one of them", ["generate", "x", "--file", "y"]),
@@ -160,7 +165,6 @@ class Basics(Case):
             ),
             ("temperature: found 3, expected 0 to 2", ["generate", "--temperature", "3", "x"]),
             ("top_p: found 0, expected above 0", ["generate", "--top-p", "0", "x"]),
-            ("top_k: found -2", ["generate", "--top-k", "-2", "x"]),
             ("min_p: found 2", ["chat", "--min-p", "2"]),
             (
                 "min_tokens: found 5, expected at most max_tokens, 4",
@@ -180,12 +184,55 @@ class Basics(Case):
             ),
             ('--stop-token-ids: found "1.5"', ["generate", "--stop-token-ids", "1.5", "x"]),
             ("stop: found an empty string", ["generate", "--stop", "", "x"]),
-            ('effort: found "lots"', ["chat", "--effort", "lots"]),
+            (
+                '^millrace: --effort: found "lots", expected minimal, low, medium, high, xhigh, '
+                "max, ultra or 1 to 100\n$",
+                ["chat", "--effort", "lots"],
+            ),
             ("PATH excludes --machine", ["inspect", "--machine", "x"]),
             ("TEXT excludes --file", ["tokenize", "x", "--file", "y"]),
             ('token ids: found "x"', ["detokenize", "1", "x"]),
         ]:
             self.refused(2, pattern, *arguments)
+
+    def test_flags_of_other_programs_are_known_or_lead_to_ours(self):
+        want = output("generate", "--max-tokens", 5, "--seed", 1, "--threads", 1, "Once")
+        for arguments in [
+            ["-p", "Once", "-n", 5, "-t", 1, "-c", 50],
+            ["--prompt", "Once", "--n-predict", 5, "-t", 1, "--ctx-size", 50],
+            ["--max-new-tokens", 5, "-t", 1, "Once"],
+        ]:
+            self.assertEqual(output("generate", "--seed", 1, *arguments), want)
+        for command, foreign, own in [
+            ("generate", "--max_tokens", "--max-tokens"),
+            ("generate", "--Top_P", "--top-p"),
+            ("generate", "--n", "--choices"),
+            ("generate", "--repeat-penalty", "--repetition-penalty"),
+            ("chat", "-p", "--system"),
+            ("chat", "-m", "--model"),
+            ("forward", "--token_ids", "--token-ids"),
+        ]:
+            pattern = f"{foreign}: no such flag; {command} has {own}\n"
+            self.refused(2, pattern, command, foreign, "1", stdin="x")
+
+        self.refused(2, '--effort: found "lots"', "chat", "--reasoning-effort", "lots")
+
+    def test_help_and_version_are_commands_too(self):
+        self.assertEqual(output("help"), output("--help"))
+        self.assertEqual(output("help", "chat"), output("chat", "--help"))
+        self.assertEqual(output("version"), output("--version"))
+
+    def test_run_and_test_refuse_what_they_do_not_know_also_through_links(self):
+        for name, *arguments in [
+            ("run", "--build-only", "x"),
+            ("test", "--all", "x"),
+            ("test", "--bogus"),
+        ]:
+            link = self.folder / "link"
+            link.symlink_to(ROOT / name)
+            result = subprocess.run([link, *arguments], capture_output=True, timeout=TIMEOUT)
+            self.assertEqual(result.returncode, 2, arguments)
+            link.unlink()
 
     def test_empty_values_are_no_absent_flags(self):
         for command, *flags in [
@@ -209,16 +256,22 @@ class Basics(Case):
                 self.refused(2, pattern, command, flag, "", stdin="x")
 
     def test_integers_do_not_wrap(self):
-        for flag, values in {
-            "--seed": ["-1", "18446744073709551616", "1.5", "0x1"],
-            "--max-tokens": ["9223372036854775808", "-9223372036854775809", "1e3"],
-            "--min-tokens": ["9223372036854775808"],
-            "--max-model-len": ["9223372036854775808"],
-            "--top-k": ["9223372036854775808"],
-        }.items():
-            for value in values:
-                pattern = re.escape(f'{flag}: found "{value}", expected an integer from ')
-                self.refused(2, pattern, "generate", flag, value, "x")
+        most = 2**63 - 1
+        for flag, least, most, values in [
+            ("--seed", 0, 2**64 - 1, ["1.5", "0x1"]),
+            ("--max-tokens", 0, most, ["-9223372036854775809", "1e3"]),
+            ("--min-tokens", 0, most, []),
+            ("--max-model-len", 1, most, []),
+            ("--top-k", -1, most, []),
+            ("--logprobs", -1, most, []),
+            ("--prompt-logprobs", -1, most, []),
+            ("--threads", 1, 1024, []),
+            ("--chunk", 1, 2**20, []),
+            ("--choices", 1, 128, []),
+        ]:
+            for value in [least - 1, most + 1, *values]:
+                pattern = f'{flag}: found "{value}", expected an integer from {least} to {most}\n'
+                self.refused(2, re.escape(pattern), "generate", "--json", f"{flag}={value}", "x")
         for seed in (0, 2**64 - 1):
             self.assertEqual(generate("--seed", seed, "--max-tokens", 0, "x")["seed"], seed)
         self.assertEqual(len(greedy("--max-tokens", "010", "x")["token_ids"]), 10)
@@ -235,7 +288,7 @@ class Basics(Case):
             for redirection in (">/dev/full", ">&-"):
                 result = subprocess.run(
                     ["sh", "-c", f'exec "$0" "$@" {redirection}', BINARY, *arguments],
-                    input="{}\n",
+                    input='{"input": {"messages": [{"role": "user", "content": "x"}]}}\n',
                     stderr=subprocess.PIPE,
                     text=True,
                     timeout=TIMEOUT,
@@ -402,8 +455,8 @@ class ChatLines(Case):
         text = "\n".join(lines) + "\n"
         out = output(command, stdin=text)
         self.assertEqual(out, output(command, self.file("lines", text.replace("\n", "\r\n\n"))))
-        for line, result in zip(lines, out.splitlines(), strict=True):
-            want, got = json.loads(line), json.loads(result)
+        for line, answer in zip(lines, out.splitlines(), strict=True):
+            want, got = json.loads(line), json.loads(answer)
             for name in results:
                 if name in want:
                     self.assertEqual(got.get(name), want[name], want["id"])
@@ -426,6 +479,24 @@ class ChatLines(Case):
         first, second = output("chat-encode", "-", stdin='{"id": "a"}\n' + good).splitlines()
         self.assertIn("error", json.loads(first))
         self.assertIn("prompt", json.loads(second))
+
+    def test_a_line_that_is_no_json_is_answered_and_an_error(self):
+        good = json.dumps({"id": "b", "input": {"messages": [{"role": "user", "content": "x"}]}})
+        for command, line in (("chat-encode", good), ("chat-parse", '{"id": "b", "raw": "x"}')):
+            result = run(command, stdin='{"id":\n' + line)
+            self.assertEqual((result.returncode, result.stderr), (1, ""))
+            first, second = map(json.loads, result.stdout.splitlines())
+            self.assertIn("JSON byte 6", first["error"])
+            self.assertEqual((second["id"], "error" in second), ("b", False))
+
+    def test_the_examples_of_the_help_are_true(self):
+        for command in ("chat-encode", "chat-parse"):
+            line, want = re.findall(r"^  (\{.*\})$", output(command, "--help"), re.M)
+            got = json.loads(output(command, stdin=line))
+            want = json.loads(want)
+            self.assertEqual(list(got), list(want))
+            if command == "chat-parse":
+                self.assertEqual(got, want)
 
 
 class Generate(Case):
@@ -492,17 +563,18 @@ class Generate(Case):
         arguments = ["--max-tokens", 20, "--temperature", 1.5, self.PROMPT]
         first = generate(*arguments)
         self.assertNotEqual(first["seed"], generate(*arguments)["seed"])
+        self.assertLess(first["seed"], 2**53, "readers of JSON keep no more of a number")
         self.assertEqual(
             generate("--seed", first["seed"], *arguments)["token_ids"], first["token_ids"]
         )
         lines = output(
-            "generate", "--json", "--n", 3, "--seed", first["seed"], *arguments
+            "generate", "--json", "--choices", 3, "--seed", first["seed"], *arguments
         ).splitlines()
         answers = [json.loads(line) for line in lines]
         self.assertEqual([a["index"] for a in answers], [0, 1, 2])
         self.assertEqual(answers[0]["token_ids"], first["token_ids"])
         self.assertEqual(len({tuple(a["token_ids"]) for a in answers}), 3)
-        text = output("generate", "-n", 2, "--seed", first["seed"], *arguments)
+        text = output("generate", "--choices", 2, "--seed", first["seed"], *arguments)
         self.assertEqual(
             text,
             f"--- 1 of 2 ---\n{answers[0]['text']}\n" f"--- 2 of 2 ---\n{answers[1]['text']}\n",
@@ -624,6 +696,92 @@ class Generate(Case):
         text = output("generate", "--temp", 0, "--chat", "-", stdin=chat.read_text())
         self.assertEqual(text, f"<think>\n{THOUGHT}\n</think>\n{ANSWER}\n")
 
+    def chat_request(self, **fields):
+        messages = [{"role": "user", "content": "Tell me a story."}]
+        return self.file("c", {"messages": messages, "thinking": False, **fields})
+
+    def test_a_request_says_how_to_sample_and_flags_win(self):
+        def outcome(answer):
+            keys = ("seed", "text", "token_ids", "finish_reason", "logprobs", "prompt_logprobs")
+            return {key: answer.get(key) for key in keys}
+
+        drawn = {"temperature": 2}
+        for base, fields, flags in [
+            (drawn, {"seed": 4}, "--seed 4"),
+            (drawn, {"temperature": 1}, "--temp 1"),
+            (drawn, {"top_k": 2}, "--top-k 2"),
+            (drawn, {"top_p": 0.1}, "--top-p 0.1"),
+            (drawn, {"min_p": 0.9}, "--min-p 0.9"),
+            ({}, {"presence_penalty": 2}, "--presence-penalty 2"),
+            ({}, {"frequency_penalty": 2}, "--frequency-penalty 2"),
+            ({}, {"repetition_penalty": 9}, "--repetition-penalty 9"),
+            ({}, {"logit_bias": {"300": 50}}, "--logit-bias 300=50"),
+            ({}, {"allowed_token_ids": [300, 301]}, "--allowed-token-ids 300,301"),
+            ({}, {"bad_words": ["was", "the"]}, "--bad-word was --bad-word the"),
+            ({}, {"stop": "a"}, "--stop a"),
+            ({}, {"stop": ["qqq", "a"]}, "--stop qqq --stop a"),
+            ({"stop": "a"}, {"include_stop_str_in_output": True}, "--include-stop"),
+            ({"stop": "a"}, {"min_tokens": 9}, "--min-tokens 9"),
+            ({"logit_bias": {"300": 50}}, {"stop_token_ids": [300]}, "--stop-token-ids 300"),
+            ({"logit_bias": {"1": 100}}, {"ignore_eos": True}, "--ignore-eos"),
+            ({}, {"prompt_logprobs": 1}, "--prompt-logprobs 1"),
+            ({}, {"logprobs": True}, "--logprobs 0"),
+            ({}, {"logprobs": True, "top_logprobs": 2}, "--logprobs 2"),
+            ({}, {"max_tokens": 3}, "--max-tokens 3"),
+        ]:
+            base = {"temperature": 0, "max_tokens": 20, "seed": 3, **base}
+            plain = self.chat_request(**base)
+            by_flag = outcome(generate("--chat", plain, *flags.split()))
+            self.assertNotEqual(by_flag, outcome(generate("--chat", plain)), fields)
+            asked = self.chat_request(**{**base, **fields})
+            self.assertEqual(outcome(generate("--chat", asked)), by_flag, fields)
+        contrary = self.chat_request(
+            temperature=2, max_tokens=3, max_completion_tokens=4, n=2, seed=5, min_tokens=None
+        )
+        self.assertEqual(len(output("generate", "--chat", contrary, "--json").splitlines()), 2)
+        answer = greedy("--chat", contrary, "--choices", 1, "--seed", 6)
+        self.assertEqual((answer["seed"], len(answer["token_ids"])), (6, 4))
+        self.assertEqual(len(greedy("--chat", contrary, "--choices", 1, "-n", 2)["token_ids"]), 2)
+
+    def test_fields_of_a_request_that_do_nothing_are_named(self):
+        chat = self.chat_request(
+            model="m",
+            stream=True,
+            user=None,
+            tool_choice="auto",
+            response_format={"type": "json_object"},
+        )
+        result = run("generate", "--chat", chat, "--max-tokens", 1)
+        self.assertEqual(result.returncode, 0)
+        self.assertEqual(
+            result.stderr,
+            f"millrace: {chat}: ignored: model, stream\n"
+            f"millrace: {chat}: response_format: the prompt asks for it, nothing enforces it\n",
+        )
+        chat = self.chat_request(response_format={"type": "text"})
+        self.assertEqual(run("generate", "--chat", chat, "--max-tokens", 1).stderr, "")
+
+    def test_fields_of_a_request_are_checked(self):
+        for pattern, fields in [
+            ('temperature: found "x", expected a number', {"temperature": "x"}),
+            ("temperature: found 3, expected 0 to 2", {"temperature": 3}),
+            ("n: found 0, expected 1 to 128", {"n": 0}),
+            ("n: found 1.5, expected an integer", {"n": 1.5}),
+            ("stop: found an object, expected a string or an array of strings", {"stop": {}}),
+            ("stop: found 1, expected strings only", {"stop": ["a", 1]}),
+            ("logit_bias: found an array, expected an object", {"logit_bias": []}),
+            ("logit_bias.x: found 1, expected a token id and a number", {"logit_bias": {"x": 1}}),
+            ("logit_bias: found 101 for token 5", {"logit_bias": {"5": 101}}),
+            ("max_tokens: found -1, expected at least 0", {"max_tokens": -1}),
+            ("seed: found -1, expected an integer from 0 to", {"seed": -1}),
+            ('top_logprobs: needs "logprobs": true', {"top_logprobs": 2}),
+            ("ignore_eos: found 1, expected true or false", {"ignore_eos": 1}),
+            ("stop_token_ids: found 1.5, expected token ids only", {"stop_token_ids": [1.5]}),
+            ("stop_token_ids: found 1, expected an array", {"stop_token_ids": 1}),
+        ]:
+            chat = self.chat_request(**fields)
+            self.refused(1, re.escape(f"{chat}: {pattern}"), "generate", "--chat", chat)
+
     def test_tools_are_called(self):
         chat = self.file(
             "c",
@@ -683,7 +841,7 @@ class Generate(Case):
         first = os.read(process.stdout.fileno(), 1)
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=TIMEOUT)
-        self.assertEqual((process.returncode, errors), (1, b""))
+        self.assertEqual((process.returncode, errors), (130, b""))
         self.assertTrue((first + rest).decode().endswith("\n"))
 
 
@@ -789,6 +947,8 @@ class PipedChat(Case):
         fresh = self.chat("What is 12 + 7?\n", "--no-think")
         reset = self.chat(f"{CAPITAL}\n/reset\nWhat is 12 + 7?\n", "--no-think")
         self.assertEqual(reset, ANSWER + "\n" + fresh)
+        clear = self.chat(f"{CAPITAL}\n/clear\nWhat is 12 + 7?\n", "--no-think")
+        self.assertEqual(clear, reset)
 
     def test_commands_change_what_follows(self):
         self.assertEqual(self.chat(f"/think off\n{CAPITAL}\n"), ANSWER + "\n")
@@ -799,6 +959,7 @@ class PipedChat(Case):
             self.chat(f"{CAPITAL}\n/retry\n", "--no-think"), ANSWER + "\n" + ANSWER + "\n"
         )
         self.assertIn("/retry", self.chat("/help\n"))
+        self.assertIn("medium, high, xhigh, max, ultra or 1 to 100", self.chat("/help\n"))
         self.assertEqual(self.chat(f"/exit\n{CAPITAL}\n"), "")
         warm = [
             self.chat(
@@ -907,7 +1068,7 @@ class PipedChat(Case):
             ("temperature: found 7", "/temp 7"),
             ('/temp: found "x"', "/temp x"),
             ('/seed: found "x"', "/seed x"),
-            ('effort: found "x"', "/effort x"),
+            ('millrace: /effort: found "x", expected minimal, low, ', "/effort x"),
             ("/retry: there is nothing to answer yet", "/retry"),
         ]:
             result = run("chat", stdin=line + "\n" + CAPITAL)
@@ -915,6 +1076,21 @@ class PipedChat(Case):
             self.assertIn(pattern, result.stderr)
         result = run("chat", "--max-model-len", 30, stdin=CAPITAL)
         self.assertIn("the maximum context length is 30 tokens", result.stderr)
+
+    def test_ctrl_c_ends_a_pipe(self):
+        for lines in (f"{CAPITAL}\nnot read\n", "/help\n"):  # while it answers; while it waits
+            process = subprocess.Popen(
+                [BINARY, "chat", "--no-think", "--ignore-eos", "--temp", "0", "--threads", "1"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            process.stdin.write(lines.encode())
+            process.stdin.flush()
+            os.read(process.stdout.fileno(), 1)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=TIMEOUT)
+            self.assertEqual((process.returncode, errors), (130, b""))
 
 
 class Terminal(Case):

