@@ -44,6 +44,9 @@ class Random {
   uint64_t state_;
 };
 
+constexpr int64_t kMaxTokens = 160;
+constexpr int64_t kLeastCrowd = 8;  // requests of a schedule
+
 struct Options {
   std::string model_dir;
   int64_t num_requests = 100;
@@ -58,33 +61,34 @@ struct Options {
 class Transcript {
  public:
   void add(const StreamEvent& event) {
-    if (event.token_id) put(*event.token_id);
-    if (event.logprobs) put(*event.logprobs);
-    for (const TokenLogprobs& logprobs : event.prompt_logprobs) put(logprobs);
+    // Which event brings the prompt's depends on the chunks.
+    for (const TokenLogprobs& logprobs : event.prompt_logprobs) put(prompt_, logprobs);
+    if (event.token_id) put(output_, *event.token_id);
+    if (event.logprobs) put(output_, *event.logprobs);
     if (!event.finish_reason) return;
-    put(int32_t(*event.finish_reason));
-    put(event.num_settled_bytes);
-    if (event.error) bytes_ += event.error->message;
-    if (const auto* token = std::get_if<int32_t>(&event.stop_reason)) put(*token);
-    if (const auto* text = std::get_if<std::string>(&event.stop_reason)) bytes_ += *text;
+    put(output_, int32_t(*event.finish_reason));
+    put(output_, event.num_settled_bytes);
+    if (event.error) output_ += event.error->message;
+    if (const auto* token = std::get_if<int32_t>(&event.stop_reason)) put(output_, *token);
+    if (const auto* text = std::get_if<std::string>(&event.stop_reason)) output_ += *text;
   }
-  const std::string& bytes() const { return bytes_; }
+  std::string bytes() const { return prompt_ + output_; }
 
  private:
   template <class T>
-  void put(const T& value) {
-    bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
+  static void put(std::string& bytes, const T& value) {
+    bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
   }
-  void put(const TokenLogprobs& logprobs) {
-    put(logprobs.token);
-    for (const TokenLogprob& top : logprobs.top) put(top);
+  static void put(std::string& bytes, const TokenLogprobs& logprobs) {
+    put(bytes, logprobs.token);
+    for (const TokenLogprob& top : logprobs.top) put(bytes, top);
   }
-  void put(const TokenLogprob& logprob) {
-    put(logprob.token_id);
-    put(logprob.rank);
-    put(logprob.logprob);
+  static void put(std::string& bytes, const TokenLogprob& logprob) {
+    put(bytes, logprob.token_id);
+    put(bytes, logprob.rank);
+    put(bytes, logprob.logprob);
   }
-  std::string bytes_;
+  std::string prompt_, output_;
 };
 
 // One transcript for each choice.
@@ -98,7 +102,7 @@ std::vector<std::string> read_all(RequestStream& stream, int32_t num_choices) {
 
 Request draw_request(Random& random, const Options& options, int64_t vocab_size, int64_t max_len) {
   Request request;
-  const double longest = std::log(double(std::min(options.max_prompt, max_len - 40)));
+  const double longest = std::log(double(std::min(options.max_prompt, max_len - kMaxTokens)));
   const auto length = int64_t(std::exp(random.uniform() * longest));
   // Text that repeats itself is what selections, ties and stop strings need.
   const int64_t range = random.chance(0.5) ? vocab_size : 40;
@@ -106,7 +110,8 @@ Request draw_request(Random& random, const Options& options, int64_t vocab_size,
     request.prompt_token_ids.push_back(int32_t(3 + random.below(range - 3)));
   }
   SamplingParams& params = request.sampling;
-  params.max_tokens = 1 + random.below(24);
+  // Some long enough to need another block when others have taken it.
+  params.max_tokens = 1 + random.below(random.chance(0.2) ? kMaxTokens : 24);
   params.ignore_eos = random.chance(0.7);
   params.seed = random.bits() >> 11;
   if (random.chance(0.5)) {
@@ -218,14 +223,16 @@ std::unique_ptr<Engine> open_engine(const Options& options, const Schedule& sche
   engine.prefill_chunk = schedule.chunk;
   engine.max_num_seqs = schedule.max_num_seqs;
   if (schedule.is_tight) {
-    // Blocks for little more than the longest request.
+    // Blocks for the longest request alone.
     const Checkpoint checkpoint = take(Checkpoint::open(options.model_dir));
     const KvLayout layout = kv_layout(checkpoint.config(), KvFormat::kQuantized);
-    const int64_t longest = std::min(options.max_prompt + 40, checkpoint.config().max_position_embeddings);
-    const int64_t num_blocks = (longest + layout.block_size - 1) / layout.block_size + 2;
-    engine.max_num_seqs =
-        std::min(engine.max_num_seqs, std::max<int64_t>(1, num_blocks * layout.block_bytes / layout.slot_bytes));
-    engine.kv_bytes = engine.max_num_seqs * layout.slot_bytes + num_blocks * layout.block_bytes;
+    const int64_t longest = std::min(options.max_prompt + kMaxTokens,
+                                     checkpoint.config().max_position_embeddings);
+    const int64_t num_blocks = (longest + layout.block_size - 1) / layout.block_size;
+    engine.max_num_seqs = std::min<int64_t>(engine.max_num_seqs, 8);
+    engine.kv_bytes = engine.max_num_seqs * layout.slot_bytes +
+                      std::max(num_blocks * layout.block_bytes, engine.max_num_seqs * layout.slot_bytes);
+    engine.max_model_len = longest;
   }
   return take(Engine::open(engine, make_token_table(tokenizer, {})));
 }
@@ -301,7 +308,8 @@ int run(const Options& options) {
 
   // Each request in `num_schedules` of them, evenly.
   std::vector<std::vector<size_t>> assigned(schedules.size());
-  const int64_t runs = std::max(options.num_requests * options.num_schedules, int64_t(schedules.size()));
+  const int64_t runs = std::max(options.num_requests * options.num_schedules,
+                                kLeastCrowd * int64_t(schedules.size()));
   for (int64_t r = 0; r < runs; ++r) {
     const size_t request = size_t(r % options.num_requests);
     assigned[size_t((r + r / options.num_requests) % int64_t(schedules.size()))].push_back(request);
