@@ -169,8 +169,9 @@ Result<bj::value> parse_json_file(std::string_view text, const JsonFileLimits& l
     bj::value document = bj::parse({text.data(), text.size()}, ec, std::move(memory), options);
     if (!ec) return document;
   }
-  const std::string limit =
-      ec == bj::error::too_deep ? format(" of at most ", limits.max_depth, " levels") : "";
+  // Comparing error codes themselves would need the library's categories.
+  const bool is_too_deep = ec.value() == int(bj::error::too_deep);
+  const std::string limit = is_too_deep ? format(" of at most ", limits.max_depth, " levels") : "";
   return Error{Code::kCorrupt,
                format("found ", ec.message(), " at byte ", end, ", expected JSON", limit)};
 }
