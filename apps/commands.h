@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "request/sampling_params.h"
+#include "synth/synth.h"
 
 namespace millrace {
 
@@ -81,10 +82,20 @@ int run_forward(const ForwardCommandOptions& options);
 
 struct InspectOptions {
   std::string path;  // a model directory or a config.json; empty: the default model
-  bool machine = false;
+  bool machine = false;  // this computer too; alone if there is no path
+  std::optional<int64_t> kv_bytes;
   bool json = false;
 };
 int run_inspect(const InspectOptions& options);
+
+struct SynthCommandOptions {
+  std::string folder;
+  std::string shape = "mini";
+  std::string config_file;  // instead of a shape
+  SizeChanges sizes;
+  SynthOptions write;
+};
+int run_synth(const SynthCommandOptions& options);
 
 struct TokenizeOptions {
   std::string model_dir;

@@ -203,21 +203,22 @@ void ReplyPrinter::finish() {
   std::cout.flush();
 }
 
-LoadProgress::~LoadProgress() {
+Progress::~Progress() {
   if (is_line_open_) std::cerr << kClearLine;
 }
 
-void LoadProgress::operator()(int64_t num_done, int64_t num_all) {
+void Progress::operator()(int64_t num_done, int64_t num_all) {
   const bool is_terminal = stderr_is_terminal();
   const auto now = std::chrono::steady_clock::now();
-  if (now - last_ < std::chrono::milliseconds(is_terminal ? 100 : 1000)) return;
+  if (now - last_ < (is_terminal ? std::chrono::milliseconds(100) : pause_)) return;
   last_ = now;
-  const std::string line = format("loading ", what_, ": ", num_done, " of ", num_all, " files");
+  const std::string line = format(what_, ": ", num_done, " of ", num_all, " ", unit_);
   if (is_terminal) {
     std::cerr << kClearLine << line << std::flush;
     is_line_open_ = true;
   } else {
     std::cerr << line << "\n";
+    pause_ *= 2;
   }
 }
 

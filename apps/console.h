@@ -83,16 +83,18 @@ class ReplyPrinter {
   void write(std::string_view text);
 };
 
-// Reports a load that takes long: at once on a terminal, after a second otherwise.
-class LoadProgress {
+// Reports work that takes long, "loading DIR: 3 of 48 files": all the time on a terminal, otherwise
+// after one second and then ever more seldom.
+class Progress {
  public:
-  explicit LoadProgress(std::string what) : what_(std::move(what)) {}
-  ~LoadProgress();
+  Progress(std::string what, std::string unit) : what_(std::move(what)), unit_(std::move(unit)) {}
+  ~Progress();
   void operator()(int64_t num_done, int64_t num_all);
 
  private:
-  std::string what_;
+  std::string what_, unit_;
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+  std::chrono::seconds pause_{1};  // of lines that stay
   bool is_line_open_ = false;
 };
 

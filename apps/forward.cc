@@ -91,7 +91,7 @@ Result<std::vector<int32_t>> read_token_map(const std::string& model_dir) {
 Status forward(const ForwardCommandOptions& options, const std::vector<int32_t>& token_ids) {
   ASSIGN_OR_RETURN(const LoadOptions load, make_load_options(options.model));
   ASSIGN_OR_RETURN(std::vector<int32_t> token_map, read_token_map(load.model_dir));
-  LoadProgress progress(load.model_dir);
+  Progress progress("loading " + load.model_dir, "files");
   ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model,
                    LoadedModel::open(load, std::move(token_map),
                                      [&](int64_t done, int64_t all) { progress(done, all); }));

@@ -1,8 +1,11 @@
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iomanip>
 #include <iostream>
+#include <optional>
 #include <sstream>
+#include <vector>
 
 #include "base/format.h"
 #include "checkpoint/checkpoint.h"
@@ -44,7 +47,7 @@ Result<Inspected> open(const std::string& path) {
   if (is_folder) {
     ASSIGN_OR_RETURN(inspected.path, resolve_model_dir(path));
     if (has_weights(inspected.path)) {
-      LoadProgress progress(inspected.path);
+      Progress progress("loading " + inspected.path, "files");
       ASSIGN_OR_RETURN(Checkpoint checkpoint,
                        Checkpoint::open(inspected.path,
                                         [&](int64_t done, int64_t all) { progress(done, all); }));
@@ -90,9 +93,27 @@ std::string grouped(int64_t number) {
   return text;
 }
 
+// How many sequences of one length have room for their state.
+struct Fit {
+  int64_t tokens, sequences;
+};
+
+// At the longest context and at fractions of it.
+std::vector<Fit> fits(const ModelConfig& config, int64_t kv_bytes) {
+  const KvSize kv = kv_size(config);
+  std::vector<Fit> fits;
+  for (const int64_t part : {64, 16, 4, 1}) {
+    const int64_t tokens = config.max_position_embeddings / part;
+    if (tokens == 0) continue;
+    const double bytes = double(kv.bytes_per_sequence()) + kv.bytes_per_token() * double(tokens);
+    fits.push_back({tokens, int64_t(double(kv_bytes) / bytes)});
+  }
+  return fits;
+}
+
 std::string id_or_dash(int64_t id) { return id < 0 ? "-" : std::to_string(id); }
 
-std::string model_text(const Inspected& inspected) {
+std::string model_text(const Inspected& inspected, std::optional<int64_t> kv_bytes) {
   const ModelConfig& config = inspected.config;
   const CheckpointSize size = checkpoint_size(tensor_list(config));
   const KvSize kv = kv_size(config);
@@ -126,6 +147,13 @@ std::string model_text(const Inspected& inspected) {
   out << "\nstate, stored: " << kv.bytes_per_token() << " bytes per token (compressed rows "
       << kv.compressed_bytes_per_token << ", index keys " << kv.index_bytes_per_token << ") and "
       << grouped(kv.bytes_per_sequence()) << " per sequence\n";
+  if (kv_bytes) {
+    out << "room for the state in " << grouped(*kv_bytes) << " bytes:\n";
+    for (const Fit& fit : fits(config, *kv_bytes)) {
+      out << std::right << std::setw(16) << grouped(fit.sequences) << " sequences of "
+          << grouped(fit.tokens) << " tokens fit\n";
+    }
+  }
   if (inspected.checkpoint) {
     out << "checkpoint: " << inspected.checkpoint->shards().size() << " files, every tensor present ("
         << grouped(inspected.checkpoint->copied_bytes()) << " misaligned bytes copied)\n";
@@ -141,12 +169,11 @@ void write_part(std::string_view name, const PartSize& part, JsonWriter& json) {
   json.member("parameters", part.parameters).member("bytes", part.bytes).end_object();
 }
 
-std::string model_json(const Inspected& inspected) {
+void write_model(const Inspected& inspected, std::optional<int64_t> kv_bytes, JsonWriter& json) {
   const ModelConfig& config = inspected.config;
   const CheckpointSize size = checkpoint_size(tensor_list(config));
   const KvSize kv = kv_size(config);
-  JsonWriter json;
-  json.begin_object().member("path", inspected.path);
+  json.member("path", inspected.path);
   json.member("num_hidden_layers", config.num_hidden_layers);
   json.member("num_nextn_predict_layers", config.num_nextn_predict_layers);
   json.member("hidden_size", config.hidden_size);
@@ -170,15 +197,19 @@ std::string model_json(const Inspected& inspected) {
   write_part("total", size.total, json);
   json.member("kv_bytes_per_token", kv.bytes_per_token());
   json.member("kv_bytes_per_sequence", kv.bytes_per_sequence());
+  if (kv_bytes) {
+    json.member("kv_bytes", *kv_bytes).key("fits").begin_array();
+    for (const Fit& fit : fits(config, *kv_bytes)) {
+      json.begin_object().member("tokens", fit.tokens).member("sequences", fit.sequences).end_object();
+    }
+    json.end_array();
+  }
   json.key("checkpoint_files");
   if (inspected.checkpoint) {
     json.value(int64_t(inspected.checkpoint->shards().size()));
   } else {
     json.null();
   }
-  json.member("numerics_id",
-              numerics_id(measured_digest(*find_kernels("")), Numerics::kReference));
-  return json.end_object().text() + "\n";
 }
 
 std::string cpu_name() {
@@ -188,6 +219,28 @@ std::string cpu_name() {
     if (line.starts_with("model name") && colon != line.npos) return line.substr(colon + 2);
   }
   return "unknown";
+}
+
+struct Memory {
+  int64_t total = 0, available = 0;  // bytes; 0: unknown
+};
+
+// What the kernel says, lowered to the limit of the process's control group.
+Memory memory() {
+  Memory memory;
+  std::ifstream info("/proc/meminfo");
+  std::string key;
+  for (int64_t kilobytes = 0; info >> key >> kilobytes; info.ignore(16, '\n')) {
+    if (key == "MemTotal:") memory.total = kilobytes * 1024;
+    if (key == "MemAvailable:") memory.available = kilobytes * 1024;
+  }
+  int64_t limit = 0, used = 0;
+  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit &&
+      std::ifstream("/sys/fs/cgroup/memory.current") >> used) {
+    memory.total = std::min(memory.total, limit);
+    memory.available = std::min(memory.available, std::max<int64_t>(limit - used, 0));
+  }
+  return memory;
 }
 
 struct Table {
@@ -207,7 +260,9 @@ std::vector<Table> tables() {
 
 std::string machine_text() {
   std::ostringstream out;
-  out << "cpu      " << cpu_name() << "\nthreads  " << default_num_threads() << "\n";
+  const Memory room = memory();
+  out << "cpu      " << cpu_name() << "\nthreads  " << default_num_threads() << "\nmemory   "
+      << grouped(room.total) << " bytes, " << grouped(room.available) << " available\n";
   for (const Table& table : tables()) {
     out << "kernels  " << std::left << std::setw(8) << table.name << " numerics " << table.numerics_id
         << (table.name == find_kernels("")->name ? "  (chosen)" : "") << "\n";
@@ -215,30 +270,40 @@ std::string machine_text() {
   return out.str();
 }
 
-std::string machine_json() {
-  JsonWriter json;
-  json.begin_object().member("cpu", cpu_name()).member("threads", default_num_threads());
+void write_machine(JsonWriter& json) {
+  const Memory room = memory();
+  json.member("cpu", cpu_name()).member("threads", default_num_threads());
+  json.member("memory_bytes", room.total).member("memory_available_bytes", room.available);
   json.member("isa", find_kernels("")->name).key("tables").begin_array();
-  std::string chosen_id;
   for (const Table& table : tables()) {
     json.begin_object().member("isa", table.name).member("numerics_id", table.numerics_id);
     json.end_object();
-    if (table.name == find_kernels("")->name) chosen_id = table.numerics_id;
   }
-  json.end_array().member("numerics_id", chosen_id);
-  return json.end_object().text() + "\n";
+  json.end_array();
 }
 
 }  // namespace
 
 int run_inspect(const InspectOptions& options) {
-  if (options.machine) {
-    print(options.json ? machine_json() : machine_text());
-    return kExitOk;
+  const bool has_model = !options.machine || !options.path.empty() || options.kv_bytes;
+  std::optional<int64_t> kv_bytes = options.kv_bytes;
+  if (options.machine && !kv_bytes) kv_bytes = memory().available;
+  JsonWriter json;
+  json.begin_object();
+  std::string text;
+  if (has_model) {
+    const Result<Inspected> inspected = open(options.path);
+    if (!inspected.has_value()) return fail(inspected.error());
+    write_model(inspected.value(), kv_bytes, json);
+    text = model_text(inspected.value(), kv_bytes);
   }
-  const Result<Inspected> inspected = open(options.path);
-  if (!inspected.has_value()) return fail(inspected.error());
-  print(options.json ? model_json(inspected.value()) : model_text(inspected.value()));
+  if (options.machine) {
+    write_machine(json);
+    text += (has_model ? "\n" : "") + machine_text();
+  }
+  json.member("numerics_id",
+              numerics_id(measured_digest(*find_kernels("")), Numerics::kReference));
+  print(options.json ? json.end_object().text() + "\n" : text);
   return kExitOk;
 }
 

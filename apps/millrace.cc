@@ -288,15 +288,77 @@ void add_forward(CLI::App& app, ForwardCommandOptions& options, std::function<in
 
 void add_inspect(CLI::App& app, InspectOptions& options, std::function<int()>& action) {
   CLI::App& command = *app.add_subcommand("inspect", "describe a model, or this machine");
-  CLI::Option* path =
-      command.add_option("PATH", options.path, "a model directory or a config.json; default: the "
-                                               "model that comes with the program");
+  command.add_option("PATH", options.path, "a model directory or a config.json; default: the "
+                                           "model that comes with the program");
+  command.add_flag("--machine", options.machine,
+                   "this computer: processor, threads, memory, kernel tables with their numerics "
+                   "ids; with PATH behind the model, and how many sequences fit its free memory");
   command
-      .add_flag("--machine", options.machine,
-                "this computer instead: processor, threads, kernel tables with their numerics ids")
-      ->excludes(path);
+      .add_option("--kv-bytes", options.kv_bytes,
+                  "also how many sequences fit, with their state in so many bytes")
+      ->transform(integer<int64_t>() & CLI::Range(int64_t(0), std::numeric_limits<int64_t>::max()))
+      ->type_name("N");
   command.add_flag("--json", options.json, "as JSON");
   command.callback([&] { action = [&] { return run_inspect(options); }; });
+}
+
+void add_synth(CLI::App& app, SynthCommandOptions& options, std::function<int()>& action) {
+  CLI::App& command =
+      *app.add_subcommand("synth", "write a checkpoint with random weights and a tokenizer");
+  command.footer(
+      "Same options, same files. Examples:\n"
+      "  millrace synth /tmp/mini\n"
+      "  millrace synth /tmp/slice --shape v4.1 --layers 3 --experts 16 --engram-rows 100000 "
+      "--draft 0 --no-vision\n"
+      "  millrace synth /tmp/full --shape v4.1 --sparse");
+  command.add_option("OUT_DIR", options.folder, "the folder to write; created if it does not exist")
+      ->required()
+      ->check(check_path);
+  const std::string group = "Sizes (default: those of the shape)";
+  const auto integer_from = [](int64_t least) {
+    return integer<int64_t>() & CLI::Range(least, std::numeric_limits<int64_t>::max());
+  };
+  const auto add_size = [&](const char* name, std::optional<int64_t>& value, int64_t least,
+                            const char* help) {
+    command.add_option(name, value, help)
+        ->transform(integer_from(least))
+        ->type_name("N")
+        ->group(group);
+  };
+  std::string names;
+  for (const std::string_view name : shape_names()) names += format(names.empty() ? "" : ", ", name);
+  CLI::Option* shape = command.add_option(
+      "--shape", options.shape,
+      names + ": mini has every mechanism at small sizes, real-structure has small widths under the "
+              "release's layer map, windows and selections");
+  shape->check(CLI::IsMember(std::vector<std::string>(shape_names().begin(), shape_names().end()))
+                   .description(""))
+      ->type_name("NAME")
+      ->capture_default_str()
+      ->group(group);
+  command.add_option("--config", options.config_file, "a config.json instead of a shape")
+      ->check(check_path)
+      ->type_name("FILE")
+      ->excludes(shape)
+      ->group(group);
+  add_size("--layers", options.sizes.layers, 1, "only the first N layers");
+  add_size("--experts", options.sizes.experts, 1, "routed experts per layer");
+  add_size("--hidden", options.sizes.hidden, 1, "hidden_size");
+  add_size("--vocab", options.sizes.vocab, 1, "vocabulary size");
+  add_size("--engram-rows", options.sizes.engram_rows, 0,
+           "rows of each Engram table, about; 0: no Engram");
+  add_size("--draft", options.sizes.draft, 0, "draft stages");
+  command.add_flag("!--no-vision", options.sizes.vision, "leave the vision tower out")->group(group);
+  command.add_option("--seed", options.write.seed, "of the weights")
+      ->transform(integer<uint64_t>())
+      ->capture_default_str();
+  command.add_option("--shards", options.write.num_shards, "safetensors files; default: by size")
+      ->transform(integer_from(1))
+      ->type_name("N");
+  command.add_flag("--sparse", options.write.sparse,
+                   "tensors are holes in the files: zeros that take no space");
+  command.add_flag("--overwrite", options.write.overwrite, "write into a folder that holds files");
+  command.callback([&] { action = [&] { return run_synth(options); }; });
 }
 
 void add_tokenize(CLI::App& app, TokenizeOptions& options, std::function<int()>& action) {
@@ -423,6 +485,7 @@ int run(int argc, char** argv) {
   GenerateOptions generate;
   ForwardCommandOptions forward;
   InspectOptions inspect;
+  SynthCommandOptions synth;
   TokenizeOptions tokenize;
   DetokenizeOptions detokenize;
   std::string encode_file = "-", parse_file = "-";
@@ -430,6 +493,7 @@ int run(int argc, char** argv) {
   add_generate(app, generate, action);
   add_forward(app, forward, action);
   add_inspect(app, inspect, action);
+  add_synth(app, synth, action);
   add_tokenize(app, tokenize, action);
   add_detokenize(app, detokenize, action);
   add_lines(app, "chat-encode", "chat requests to prompts, line by line", kEncodeExample,

@@ -1,8 +1,9 @@
 // The tokenizer's speed, as JSON lines: each text once with a fresh scratch, the first of them right
-// after loading; without texts, how the time grows when monotonous text doubles. Times are those of
+// after loading; with --doubling, how the time grows when monotonous text doubles. Times are those of
 // the thread, so that other programs on the machine count only where they take caches and memory.
+// The last line is the Engram token map, with the digest by which maps are published.
 //
-// usage: bench-tokenizer TOKENIZER.json [TEXT...]
+// usage: bench-tokenizer TOKENIZER.json [--doubling | TEXT...]
 //
 // bench/tokenizer_texts.py makes texts. For a first pass that nothing has prepared, give one text.
 
@@ -14,7 +15,9 @@
 #include <string>
 #include <vector>
 
+#include "base/sha256.h"
 #include "sys/file.h"
+#include "tokenizer/token_map.h"
 
 namespace millrace {
 namespace {
@@ -91,9 +94,23 @@ void print_doubling(const Tokenizer& tokenizer, const Monotony& monotony) {
       best[2] / best[1]);
 }
 
+void print_token_map(const Tokenizer& tokenizer) {
+  const double begin = seconds_of_thread();
+  const TokenMap map = make_token_map(tokenizer);
+  const double took = seconds_of_thread() - begin;
+  std::string bytes;  // little-endian int32
+  for (int32_t id : map.compressed_ids) {
+    for (int shift = 0; shift < 32; shift += 8) bytes += char(uint32_t(id) >> shift);
+  }
+  std::printf(
+      "{\"bench\": \"tokenizer\", \"what\": \"token map\", \"ids\": %d, \"sha256\": \"%s\", "
+      "\"ms\": %.0f}\n",
+      map.compressed_vocab_size, sha256(bytes).c_str(), took * 1e3);
+}
+
 int run(int argc, char** argv) {
   if (argc < 2) {
-    std::fprintf(stderr, "usage: bench-tokenizer TOKENIZER.json [TEXT...]\n");
+    std::fprintf(stderr, "usage: bench-tokenizer TOKENIZER.json [--doubling | TEXT...]\n");
     return 2;
   }
   const Result<std::string> json = read_file(argv[1]);
@@ -110,10 +127,12 @@ int run(int argc, char** argv) {
   }
   std::printf("{\"bench\": \"tokenizer\", \"what\": \"load\", \"value\": %.0f, \"unit\": \"ms\"}\n",
               took * 1e3);
-  for (int i = 2; i < argc; ++i) print_first_pass(tokenizer.value(), argv[i]);
-  if (argc == 2) {
+  if (argc == 3 && std::string_view(argv[2]) == "--doubling") {
     for (const Monotony& monotony : kMonotonies) print_doubling(tokenizer.value(), monotony);
+  } else {
+    for (int i = 2; i < argc; ++i) print_first_pass(tokenizer.value(), argv[i]);
   }
+  print_token_map(tokenizer.value());
   return 0;
 }
 

@@ -15,13 +15,16 @@ namespace {
 
 namespace bj = boost::json;
 
-// Looks only at keys. Knows for every open object which keys it had.
+// Looks only at keys: counts them, or finds the first that its object had before, which takes
+// several times as long.
 struct KeyHandler {
   static constexpr size_t max_object_size = size_t(-1);
   static constexpr size_t max_array_size = size_t(-1);
   static constexpr size_t max_key_size = size_t(-1);
   static constexpr size_t max_string_size = size_t(-1);
 
+  bool looks_for_repeated = false;
+  size_t num_keys = 0;
   struct Open {
     bool is_object;
     std::string key = {};  // of the value that is being read
@@ -30,7 +33,6 @@ struct KeyHandler {
   };
   std::vector<Open> open;
   std::string text;  // of a key that comes in parts
-  bool found_twice = false;
 
   // "added_tokens[3].id"
   std::string path() const {
@@ -45,6 +47,14 @@ struct KeyHandler {
     return out;
   }
 
+  bool begin(bool is_object) {
+    if (looks_for_repeated) open.push_back({.is_object = is_object});
+    return true;
+  }
+  bool end() {
+    if (looks_for_repeated) open.pop_back();
+    return value_ends();
+  }
   bool value_ends() {
     if (!open.empty()) ++open.back().index;
     return true;
@@ -52,33 +62,22 @@ struct KeyHandler {
 
   bool on_document_begin(bj::error_code&) { return true; }
   bool on_document_end(bj::error_code&) { return true; }
-  bool on_object_begin(bj::error_code&) {
-    open.push_back({.is_object = true});
-    return true;
-  }
-  bool on_array_begin(bj::error_code&) {
-    open.push_back({.is_object = false});
-    return true;
-  }
-  bool on_object_end(size_t, bj::error_code&) {
-    open.pop_back();
-    return value_ends();
-  }
-  bool on_array_end(size_t, bj::error_code&) {
-    open.pop_back();
-    return value_ends();
-  }
+  bool on_object_begin(bj::error_code&) { return begin(true); }
+  bool on_array_begin(bj::error_code&) { return begin(false); }
+  bool on_object_end(size_t, bj::error_code&) { return end(); }
+  bool on_array_end(size_t, bj::error_code&) { return end(); }
   bool on_key_part(bj::string_view part, size_t, bj::error_code&) {
-    text.append(part.data(), part.size());
+    if (looks_for_repeated) text.append(part.data(), part.size());
     return true;
   }
   bool on_key(bj::string_view part, size_t, bj::error_code& ec) {
+    ++num_keys;
+    if (!looks_for_repeated) return true;
     text.append(part.data(), part.size());
     Open& object = open.back();
     object.key.swap(text);
     text.clear();
     if (object.keys.insert(object.key).second) return true;
-    found_twice = true;
     ec = bj::error::syntax;
     return false;
   }
@@ -93,6 +92,27 @@ struct KeyHandler {
   bool on_comment_part(bj::string_view, bj::error_code&) { return true; }
   bool on_comment(bj::string_view, bj::error_code&) { return true; }
 };
+
+size_t count_keys(const bj::value& value) {
+  size_t count = 0;
+  if (value.is_array()) {
+    for (const bj::value& item : value.get_array()) count += count_keys(item);
+  } else if (value.is_object()) {
+    count += value.get_object().size();
+    for (const auto& member : value.get_object()) count += count_keys(member.value());
+  }
+  return count;
+}
+
+// Requires: `text` is JSON in which a key is repeated.
+Error repeated_key(std::string_view text, const bj::parse_options& options) {
+  bj::basic_parser<KeyHandler> parser(options);
+  parser.handler().looks_for_repeated = true;
+  bj::error_code ec;
+  const size_t end = parser.write_some(false, text.data(), text.size(), ec);
+  return {Code::kCorrupt, format(parser.handler().path(), ": found again at byte ", end,
+                                 ", expected each key once")};
+}
 
 constexpr size_t kMostShown = 60;  // bytes of a string or a list in a message
 
@@ -160,17 +180,18 @@ Result<bj::value> parse_json_file(std::string_view text, const JsonFileLimits& l
   bj::basic_parser<KeyHandler> parser(options);
   bj::error_code ec;
   const size_t end = parser.write_some(false, text.data(), text.size(), ec);
-  if (parser.handler().found_twice) {
-    return Error{Code::kCorrupt, format(parser.handler().path(), ": found again at byte ", end,
-                                        ", expected each key once")};
-  }
   if (!ec && end != text.size()) ec = bj::error::extra_data;
   if (!ec) {
     bj::value document = bj::parse({text.data(), text.size()}, ec, std::move(memory), options);
+    // The tree keeps one value of each key.
+    if (!ec && count_keys(document) != parser.handler().num_keys) {
+      return repeated_key(text, options);
+    }
     if (!ec) return document;
   }
-  const std::string limit =
-      ec == bj::error::too_deep ? format(" of at most ", limits.max_depth, " levels") : "";
+  // Comparing error codes themselves would need the library's categories.
+  const bool is_too_deep = ec.value() == int(bj::error::too_deep);
+  const std::string limit = is_too_deep ? format(" of at most ", limits.max_depth, " levels") : "";
   return Error{Code::kCorrupt,
                format("found ", ec.message(), " at byte ", end, ", expected JSON", limit)};
 }

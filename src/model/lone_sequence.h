@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -23,6 +24,11 @@ class LoneSequence {
   KvStore& store() { return *store_; }
   StateSlot slot() const { return 0; }
   int64_t num_tokens() const { return int64_t(tokens_.size()); }
+
+  // A sequence that goes on from here on its own.
+  Result<LoneSequence> clone() const;
+  // Everything that later tokens may read, byte for byte.
+  std::vector<std::byte> state_bytes() const;
 
   // The segment that computes `token_ids` after those of earlier calls. Valid until the next call.
   BatchSegment append(std::span<const int32_t> token_ids, LogitsFor logits);

@@ -307,6 +307,8 @@ Sequence* Scheduler::next_to_prefill(double now_ms) {
                          s->planned_step != plan_.step_id;
     if (may_run && (!next || goes_before(*s, *next))) next = s;
   }
+  // With every slot taken the keys need not be looked at.
+  if (slots_.num_free() == 0 && totals_.num_paused_requests == 0) is_blocked_ = true;
   if (is_blocked_) return next;
   if (FairShare::Key* key = fair_share_.next_waiting()) {
     Sequence* waiting = key->waiting.begin()->second;

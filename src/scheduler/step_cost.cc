@@ -37,13 +37,14 @@ void StepCost::add(int64_t num_rows, double elapsed_ms) {
 }
 
 void StepCost::rebuild() {
-  num_points_ = 0;
+  int most_kept = 0;
   for (Size& size : sizes_) {
-    if (size.num == 0) continue;
-    if (num_steps_ - size.last_step > kMaxAge) {
-      size = {};
-      continue;
-    }
+    if (num_steps_ - size.last_step > kMaxAge) size = {};
+    most_kept = std::max(most_kept, size.num);
+  }
+  num_points_ = 0;
+  for (const Size& size : sizes_) {
+    if (size.num < std::max(1, std::min(most_kept, kMinKept))) continue;
     Point point = {double(median(size.rows, size.num)), median(size.ms, size.num)};
     // More rows never take less time; where measurements say so, one of them is wrong.
     if (num_points_ > 0) point.ms = std::max(point.ms, points_[size_t(num_points_ - 1)].ms);

@@ -12,6 +12,8 @@ namespace millrace {
 //
 //   * below the smallest point the curve is level: what few rows save is not known yet
 //   * above the largest point it rises as from the origin, and at most twice as many rows are tried
+//   * sizes measured fewer than kMinKept times count only as long as all are: a median of one is
+//   none
 //   * a size whose measurements are all older than kMaxAge steps is forgotten, so that a slow start
 //     (weights read from disk) does not keep steps small for ever
 //
@@ -20,7 +22,8 @@ class StepCost {
  public:
   static constexpr int kNumSizes = 24;  // steps of up to 2^24 - 1 rows
   static constexpr int kNumKept = 5;
-  static constexpr int64_t kMaxAge = 1024;
+  static constexpr int kMinKept = 3;
+  static constexpr int64_t kMaxAge = 256;
 
   void add(int64_t num_rows, double elapsed_ms);
 

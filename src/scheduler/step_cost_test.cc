@@ -55,7 +55,7 @@ TEST(StepCost, ForLinearCostsNoEstimateIsBelowTheTruth) {
 TEST(StepCost, ConvergesOnTheRowsThatFit) {
   StepCost cost;
   int64_t rows = 1;
-  for (int i = 0; i < 30; ++i) {
+  for (int i = 0; i < 60; ++i) {
     cost.add(rows, linear(rows));
     rows = cost.rows_within(250);
   }
@@ -73,9 +73,17 @@ TEST(StepCost, OneSlowStepChangesLittle) {
   EXPECT_EQ(cost.estimate_ms(64), 4000);
 }
 
-TEST(StepCost, ASlowStartIsForgotten) {
+TEST(StepCost, OneSlowStepOfASizeOfItsOwnIsIgnoredOnceOthersAreKnown) {
   StepCost cost;
   cost.add(500, 20000);  // weights came from disk
+  EXPECT_EQ(cost.rows_within(100), 0);
+  for (int i = 0; i < 3; ++i) cost.add(10, 50);
+  EXPECT_EQ(cost.rows_within(100), 20);
+}
+
+TEST(StepCost, ASlowStartIsForgotten) {
+  StepCost cost;
+  for (int i = 0; i < 5; ++i) cost.add(500, 20000);
   for (int64_t step = 0; step <= StepCost::kMaxAge; ++step) cost.add(100, 50);
   EXPECT_EQ(cost.rows_within(100), 200);
 }

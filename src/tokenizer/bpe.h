@@ -35,6 +35,11 @@ class Bpe {
   // Buffers and a cache of short pieces. Results do not depend on what is in it. It serves one
   // Bpe; given to another it starts afresh.
   class Scratch {
+   public:
+    // Bytes of the longest text that was merged at once, if that took a heap.
+    size_t longest_merged() const { return nodes.capacity(); }
+
+   private:
     friend class Bpe;
     struct CacheEntry {  // all zero when empty
       static constexpr size_t kMaxIds = 4;
@@ -49,7 +54,9 @@ class Bpe {
     const void* owner = nullptr;
     std::vector<CacheEntry> cache;  // a piece has one place; the size is a power of two
     size_t num_cached = 0;          // since the cache has this size
-    CacheEntry& place(const ShortWord& word) { return cache[hash(word) >> 40 & (cache.size() - 1)]; }
+    CacheEntry& place(const ShortWord& word) {
+      return cache[hash(word) >> 40 & (cache.size() - 1)];
+    }
     std::vector<Node> nodes;
     std::vector<uint64_t> candidates;  // heap of ranks and positions, some of them out of date
   };
@@ -80,7 +87,8 @@ class Bpe {
   };
 
   size_t pair_slot(int32_t left, int32_t right) const {
-    return (uint64_t(uint32_t(left)) << 32 | uint32_t(right)) * 0x9e3779b97f4a7c15u >> merges_shift_;
+    const uint64_t pair = uint64_t(uint32_t(left)) << 32 | uint32_t(right);
+    return pair * 0x9e3779b97f4a7c15u >> merges_shift_;
   }
   Outcome outcome(int32_t left, int32_t right) const;
   size_t word_slot(const ShortWord& word) const { return hash(word) >> words_shift_; }

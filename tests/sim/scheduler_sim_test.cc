@@ -239,7 +239,8 @@ TEST(Simulation, AtTwiceTheSequenceLimitThroughputStays) {
     }
     at_limit.print("at the limit");
     at_twice.print("at twice the limit");
-    EXPECT_GE(at_twice.tokens_per_s(), 0.97 * at_limit.tokens_per_s()) << "seed " << seed;
+    // In rows: what the drawn requests ask for differs, too.
+    EXPECT_GE(at_twice.rows_per_s(), 0.97 * at_limit.rows_per_s()) << "seed " << seed;
     at_limit.drain();
     at_twice.drain();
   }

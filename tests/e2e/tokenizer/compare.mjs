@@ -11,9 +11,10 @@
 //
 //   node compare.mjs --record --strings N TOKENIZER.json > tests/golden/tokenizer/NAME.txt
 //
-// writes the library's answers instead, for tests without it. A line has four fields between
-// bars: the text in hexadecimal, the byte lengths of its pieces, its ids with added tokens
-// recognised, its ids as plain text.
+// writes the library's answers instead, for tests without it. (nano.txt has seed 7 and 2,800 strings,
+// less the lines of more than 2,500 bytes.) A line has four fields between bars: the text in
+// hexadecimal, the byte lengths of its pieces, its ids with added tokens recognised, its ids as
+// plain text.
 import { Tokenizer as SecondTokenizer } from '@huggingface/tokenizers';
 import { spawnSync } from 'node:child_process';
 import fs from 'node:fs';
