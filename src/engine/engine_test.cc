@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
+#include <thread>
 
 #include "checkpoint/safetensors.h"
 #include "sampler/sampler.h"
@@ -311,6 +312,128 @@ TEST_F(EngineTest, WithoutMaxTokensTheOutputFillsTheContext) {
   EXPECT_EQ(completion.finish_reason, FinishReason::kLength);
 }
 
+// ---- Many requests.
+
+std::vector<int32_t> prompt_of(int64_t length, int32_t seed) {
+  std::vector<int32_t> prompt;
+  for (int32_t i = 0; i < length; ++i) prompt.push_back((i * 37 + seed * 101 + 11) % 500);
+  return prompt;
+}
+
+std::vector<int32_t> tokens_of(RequestStream& stream) {
+  std::vector<int32_t> tokens;
+  while (const auto next = stream.next()) {
+    if (next->event.token_id) tokens.push_back(*next->event.token_id);
+  }
+  return tokens;
+}
+
+TEST_F(EngineTest, RequestsOfManyThreadsAnswerAsAlone) {
+  std::vector<std::vector<int32_t>> want;
+  for (int i = 0; i < 12; ++i) {
+    want.push_back(engine().generate(greedy(prompt_of(1 + 13 * i, i), 10)).value().token_ids);
+  }
+  std::vector<std::vector<int32_t>> got(want.size());
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 12; ++i) {
+    threads.emplace_back([&, i] {
+      got[size_t(i)] = engine().generate(greedy(prompt_of(1 + 13 * i, i), 10)).value().token_ids;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(got, want);
+}
+
+TEST_F(EngineTest, ChoicesShareThePromptAndDrawTheirOwnTokens) {
+  Request request = greedy(long_prompt(), 8);
+  request.sampling.temperature = 1;
+  request.sampling.seed = 5;
+  std::vector<std::vector<int32_t>> want;
+  for (int32_t c = 0; c < 4; ++c) {
+    request.choice_idx = c;
+    want.push_back(engine().generate(request).value().token_ids);
+  }
+  request.choice_idx = 0;
+  request.num_choices = 4;
+  const auto stream = std::move(engine().submit(request).value());
+  std::vector<std::vector<int32_t>> got(4);
+  while (const auto next = stream->next()) {
+    if (next->event.token_id) got[size_t(next->choice_idx)].push_back(*next->event.token_id);
+  }
+  EXPECT_EQ(got, want);
+  EXPECT_NE(got[0], got[1]);
+}
+
+TEST_F(EngineTest, ACancelledRequestEndsAndItsPlaceIsFree) {
+  const auto stream = std::move(engine().submit(greedy(long_prompt(), 400)).value());
+  ASSERT_TRUE(stream->next());
+  stream->cancel();
+  std::optional<FinishReason> reason;
+  while (const auto next = stream->next()) reason = next->event.finish_reason;
+  EXPECT_EQ(reason, FinishReason::kAbort);
+  EXPECT_TRUE(stream->is_finished());
+  // Dropping a stream is enough, too.
+  for (int i = 0; i < 20; ++i) (void)engine().submit(greedy(long_prompt(), 400)).value();
+  EXPECT_EQ(engine().generate(greedy(long_prompt(), 3)).value().token_ids.size(), 3u);
+}
+
+TEST_F(EngineTest, AReaderThatFallsBehindMakesOnlyItsOwnRequestRest) {
+  const std::vector<int32_t> want =
+      engine().generate(greedy(long_prompt(), 450)).value().token_ids;
+  const auto slow = std::move(engine().submit(greedy(long_prompt(), 450)).value());
+  while (engine().stats().num_paused_requests == 0) {
+    EXPECT_EQ(engine().generate(greedy({1, 2, 3}, 5)).value().token_ids.size(), 5u);
+  }
+  EXPECT_EQ(tokens_of(*slow), want);
+  EXPECT_EQ(engine().generate(greedy({1}, 1)).value().token_ids.size(), 1u);
+  EXPECT_EQ(engine().stats().num_paused_requests, 0);
+}
+
+TEST_F(EngineTest, OneRequestTooManyIsRefusedAtOnce) {
+  EngineOptions small = options();
+  small.max_num_seqs = 1;
+  small.max_waiting = 2;
+  const std::unique_ptr<Engine> engine = open(small);
+  std::vector<std::unique_ptr<RequestStream>> streams;
+  for (int i = 0; i < 3; ++i) {
+    streams.push_back(std::move(engine->submit(greedy(long_prompt(), 400)).value()));
+  }
+  const auto refused = engine->submit(greedy(long_prompt(), 1));
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, Code::kExhausted);
+  EXPECT_THAT(refused.error().message, HasSubstr("found 3 requests open"));
+  streams.clear();
+}
+
+TEST_F(EngineTest, ARequestOutOfTimeEndsWithWhatItHas) {
+  Request request = greedy(long_prompt(), 460);
+  request.timeout_ms = 1e-3;
+  const auto stream = std::move(engine().submit(request).value());
+  std::optional<FinishReason> reason;
+  while (const auto next = stream->next()) reason = next->event.finish_reason;
+  EXPECT_EQ(reason, FinishReason::kTimeout);
+}
+
+TEST_F(EngineTest, NextGivesUpWhenTheTimeIsOver) {
+  EngineOptions small = options();
+  small.max_num_seqs = 1;
+  const std::unique_ptr<Engine> engine = open(small);
+  const auto first = std::move(engine->submit(greedy(long_prompt(), 460)).value());
+  const auto second = std::move(engine->submit(greedy(long_prompt(), 1)).value());
+  EXPECT_FALSE(second->next(std::chrono::milliseconds(1)));
+  EXPECT_FALSE(second->is_finished());
+}
+
+TEST_F(EngineTest, TellsWhatRunsItAndWhereItIs) {
+  const EngineInfo& info = engine().info();
+  EXPECT_THAT(info.numerics_id, HasSubstr("reference-"));
+  EXPECT_EQ(info.num_threads, 1);
+  EXPECT_GT(info.kv_bytes, 0);
+  const int64_t before = engine().health().num_steps;
+  (void)engine().generate(greedy(long_prompt(), 3)).value();
+  EXPECT_GE(engine().health().num_steps, before + 3);
+}
+
 TEST(EngineOpen, RefusesOptionsThatMakeNoSense) {
   const auto error = [](const EngineOptions& options, TokenTable table) {
     const auto engine = Engine::open(options, std::move(table));
@@ -333,7 +456,7 @@ TEST(EngineOpen, RefusesOptionsThatMakeNoSense) {
   EXPECT_THAT(error(changed, token_table()), HasSubstr("max_model_len: found 1099511627776"));
   TokenTable table = token_table();
   table.compressed_ids.pop_back();
-  EXPECT_THAT(error(options(), table), HasSubstr("tokenizer: 511 token ids"));
+  EXPECT_THAT(error(options(), table), HasSubstr("found 511 tokens, expected vocab_size 512"));
   table = token_table();
   table.bytes.resize(513);
   EXPECT_EQ(error(options(), table),

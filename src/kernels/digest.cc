@@ -194,7 +194,7 @@ void add_attention(const KernelTable& table, KernelContext& ctx, Digest& digest)
   const StoredKeys ring(table, ctx, KeyFormat::kMxfp8, {window.data(), {kWindow, kSize}});
   const StoredKeys pages(table, ctx, KeyFormat::kNvfp4, {compressed.data(), {kCompressed, kSize}});
   const std::byte* state = ring.bytes.data();
-  const std::vector<WindowKeys> window_keys{{state, 0, 0, 4, 1}, {state, 19, 9, 3, 3}, {state, 40, 10, 0, 0}};
+  const std::vector<WindowKeys> window_keys{{state, 0, 0, 4, 1}, {state, 19, 9, 2, 3}, {state, 40, 10, 0, 0}};
   const std::vector<int32_t> block_table{3, 1, 4, 0, 2};  // 8 rows each
   const std::vector<const int32_t*> block_tables(kRows, block_table.data());
   const std::vector<int32_t> selected{0, 0, 0, 0, 0, 0, 0, 2, 3, 5, 7, 11, 13, 0, 17, 19, 23, 29, 31, 37, 38};

@@ -132,7 +132,7 @@ struct KernelTable {
   void (*matmul_bf16)(KernelContext&, Matrix<const float> x, const Bf16Matrix& w,
                       Matrix<float> out, Rounding);
 
-  // ---- Quantisation of activations (spec 8.2, 3.7, 3.8). A block with a NaN or an infinity
+  // ---- Quantisation of activations. A block with a NaN or an infinity
   // becomes NaN as a whole.
 
   // amax = max(max |x|, 1e-4); scale = 2^ceil(log2(amax * (1 / 448))); codes e4m3(x / scale).
@@ -164,7 +164,7 @@ struct KernelTable {
   void (*rope)(KernelContext&, TensorView<float, 3> x /*[T, H, D]*/, Matrix<const float> cos,
                Matrix<const float> sin /*[T, rope dim / 2]*/, bool inverse, Rounding);
 
-  // ---- Hyper-connections (spec 3.2). streams is [T, M * hidden_size], stream-major.
+  // ---- Hyper-connections. streams is [T, M * hidden_size], stream-major.
 
   // r = 1 / sqrt(sum16(f^2) / (M * hidden_size) + norm_eps); m[k] = sum16(fma f * fn[k]) * r; then
   // the scalar part, in math.h's functions and left-to-right sums: pre [T, M], post [T, M],
@@ -181,7 +181,7 @@ struct KernelTable {
   void (*hc_mean)(KernelContext&, Matrix<const float> streams, int num_streams,
                   Matrix<float> mean, Rounding);
 
-  // ---- Attention (spec 3.6-3.8).
+  // ---- Attention.
 
   // s[j] = (chain over d of fma(q[d], key[j][d], s)) * scale; m = max(max s, -1e30);
   // e[j] = exp(s[j] - m); den = sum16(e) + exp(sink[h] - m); weight[j] = e[j] / den;
@@ -206,7 +206,7 @@ struct KernelTable {
                        std::span<const int64_t> num_visible /*[T]*/,
                        std::span<float* const> scores /*[T] rows of num_visible[t]*/);
 
-  // ---- Engram (spec 3.9).
+  // ---- Engram.
 
   // out[t] = the rows row_ids[t][c], dequantised, side by side.
   void (*gather_fp8)(KernelContext&, const Fp8Table& table,
@@ -221,7 +221,7 @@ struct KernelTable {
                         std::span<const bf16> k_weight /*[M * D]*/, float eps,
                         std::span<const uint8_t> dead /*[T]*/, Matrix<float> streams, Rounding);
 
-  // ---- Mixture of experts (spec 3.10).
+  // ---- Mixture of experts.
 
   // score = sqrt(softplus(logit)); the k best of score + bias (ties: lower id) by ascending id;
   // weight = scaling * score / (left-to-right sum of the chosen + 1e-20), or scaling * score

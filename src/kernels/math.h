@@ -38,7 +38,7 @@ inline constexpr float kExpPoly[7] = {0x1.6cdf66p-10f, 0x1.11d9c6p-7f, 0x1.55553
 inline constexpr float kExpMax = 0x1.62e42ep+6f;
 inline constexpr float kExpMin = -0x1.5d589ep+6f;
 
-// Rotary frequencies (spec 3.5) for `count` pairs: base^(-2i / (2 count)), fp32.
+// Rotary frequencies for `count` pairs: base^(-2i / (2 count)), fp32.
 struct YarnParameters {
   double factor;
   double beta_fast, beta_slow;

@@ -1,4 +1,4 @@
-// The reference against the published numeric checks (specification, appendix A) and against
+// The reference against the published numeric checks of the model and against
 // double precision. Everything fast is compared with the reference bit for bit elsewhere.
 
 #include <gtest/gtest.h>
@@ -29,14 +29,14 @@ class Ref : public ::testing::Test {
   }
 };
 
-std::vector<float> appendix_input() {
+std::vector<float> published_input() {
   std::vector<float> x(32);
   for (int i = 0; i < 32; ++i) x[size_t(i)] = round_to_bf16(float((37 * i) % 64 - 31) / 10.0f);
   return x;
 }
 
-TEST_F(Ref, QuantisersReproduceAppendixA1) {
-  const std::vector<float> x = appendix_input();
+TEST_F(Ref, QuantisersGiveThePublishedValues) {
+  const std::vector<float> x = published_input();
   std::vector<uint8_t> codes(32), scale(1);
   ref_.quantize_fp8(ctx_, {x.data(), {1, 32}}, {{codes.data(), {1, 32}}, {scale.data(), {1, 1}}});
   EXPECT_EQ(scale[0], 120);
@@ -107,7 +107,7 @@ TEST_F(Ref, ABlockWithANanOrAnInfinityBecomesNanAsAWhole) {
   }
 }
 
-TEST_F(Ref, HyperConnectionsReproduceAppendixA2) {
+TEST_F(Ref, HyperConnectionsGiveThePublishedValues) {
   std::vector<float> h{1, -.5f, .25f, 2, -1.5f, .75f, .5f, .125f};
   std::vector<float> fn(24 * 8), base(24);
   for (int k = 0; k < 24; ++k) {
@@ -140,7 +140,7 @@ TEST_F(Ref, HyperConnectionsReproduceAppendixA2) {
   EXPECT_NEAR(collapsed[1], -.711668f, 1e-6);
 }
 
-TEST_F(Ref, SwigluReproducesAppendixA3) {
+TEST_F(Ref, SwigluGivesThePublishedValues) {
   const std::vector<float> gate{12, -12, 1}, up{-15, 15, 2}, weight{1};
   std::vector<float> z(3);
   ref_.swiglu(ctx_, {gate.data(), {1, 3}}, {up.data(), {1, 3}}, weight, 10.0f, {z.data(), {1, 3}}, Rounding::kNone);

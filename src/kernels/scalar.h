@@ -14,11 +14,11 @@ namespace millrace {
 float fold_lanes(float* lanes /*[16]*/);
 
 // From the mixes m [(2 + M) * M] of one token (dot products times r) to pre, post [M] and
-// comb [M * M] (spec 3.2).
+// comb [M * M].
 void finish_hc_mixes(const float* mixes, int num_streams, const HcWeights& weights,
                      const HcParameters& parameters, float* pre, float* post, float* comb);
 
-// The Engram gate of one stream from its three lane sums (spec 3.9).
+// The Engram gate of one stream from its three lane sums.
 float engram_gate(float dot, float hh, float kk, int64_t hidden_size, float eps);
 
 // Routing of one token (KernelTable::route).

@@ -18,7 +18,7 @@ struct Model {
   Numerics numerics;
   std::vector<LayerInfo> layers;
   std::vector<EngramTable> engram_tables;
-  std::vector<int32_t> token_map;  // [vocab_size] compressed id of each token (spec 3.9)
+  std::vector<int32_t> token_map;  // [vocab_size] compressed id of each token
   std::vector<float> window_frequencies, compressed_frequencies;  // [qk_rope_head_dim / 2]
   ModelWeights weights;            // views into the weight source
 

@@ -12,7 +12,7 @@
 #include "model_config/model_config.h"
 #include "tensor/quantized.h"
 
-// The checkpoint's tensors bound once, by name, into structs (spec 2.3). All are views into the
+// The checkpoint's tensors bound once, by name, into structs. All are views into the
 // weight source, which must outlive them. D = hidden_size, hd = head_dim, H = heads.
 
 namespace millrace {
@@ -67,7 +67,7 @@ struct BlockWeights {
   std::optional<EngramWeights> engram;
 };
 
-// DSpark (spec 6): what the draft stages have besides their blocks.
+// DSpark: what the draft stages have besides their blocks.
 struct DraftWeights {
   std::vector<BlockWeights> stages;
   Fp8Matrix main_proj;              // [D, number of target layers * D]

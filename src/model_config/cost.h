@@ -29,7 +29,7 @@ struct CheckpointSize {
 
 CheckpointSize checkpoint_size(std::span<const TensorSpec> tensors);
 
-// State of a sequence in the published storage formats (spec 5): compressed rows in NVFP4, index
+// State of a sequence in the published storage formats: compressed rows in NVFP4, index
 // keys in MXFP4, window keys in MXFP8. Rows of ratio 2 come every second token, so the bytes per
 // token are averages.
 struct KvSize {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Addresses of the Engram tables (spec 3.9): the hash of the last few compressed token ids picks
+// Addresses of the Engram tables: the hash of the last few compressed token ids picks
 // one row per column. Constants follow from the config alone.
 
 #include <cstdint>

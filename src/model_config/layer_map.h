@@ -1,6 +1,6 @@
 #pragma once
 
-// Which layer computes, shares and reads what (spec 0.1). Policy only: ids, no state.
+// Which layer computes, shares and reads what. Policy only: ids, no state.
 
 #include <cstdint>
 #include <vector>

@@ -13,7 +13,7 @@
 
 namespace millrace {
 
-// YaRN's stretch of the rotary frequencies of compressed layers (spec 3.5).
+// YaRN's stretch of the rotary frequencies of compressed layers.
 struct RopeScaling {
   double factor = 0;
   double beta_fast = 0;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Every tensor that a config implies (spec 2.3): the one list behind validation of a checkpoint,
+// Every tensor that a config implies: the one list behind validation of a checkpoint,
 // its totals, and anything that writes one.
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
 
-// The number formats of the checkpoint and of the KV cache (spec 2.2, 8.2), as scalar functions.
+// The number formats of the checkpoint and of the KV cache, as scalar functions.
 // All conversions round to nearest, ties to even, and are exact in the other direction.
 
 #include <bit>

@@ -54,7 +54,7 @@ struct Fp8Table {
   int64_t rows = 0, width = 0;
 };
 
-// Activations quantised by spec 8.2: value [t][k] = e4m3(codes) * 2^(scales[t][k / 32] - 127).
+// Quantised activations: value [t][k] = e4m3(codes) * 2^(scales[t][k / 32] - 127).
 template <class Byte>
 struct Fp8RowsOf {
   Matrix<Byte> codes;   // [T, K]

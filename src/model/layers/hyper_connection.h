@@ -4,7 +4,7 @@
 
 namespace millrace {
 
-// The mixes of one sublayer (spec 3.2), computed from the streams before it. `post` and `comb`
+// The mixes of one sublayer, computed from the streams before it. `post` and `comb`
 // are for this sublayer's own update; `pre` weighs the *next* sublayer's input (the lag of 3.3).
 struct HcMixes {
   Matrix<float> pre;   // [T, M]
@@ -22,7 +22,7 @@ Matrix<float> hc_input(LayerContext& ctx, Matrix<const float> streams, Matrix<co
 void hc_update(LayerContext& ctx, Matrix<const float> y, const HcMixes& mixes,
                Matrix<float> streams);
 
-// The one-hot mix every call starts with (spec 3.1).
+// The one-hot mix every call starts with.
 Matrix<float> hc_initial_mix(LayerContext& ctx, int64_t rows);
 
 }  // namespace millrace

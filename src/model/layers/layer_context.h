@@ -32,11 +32,11 @@ struct LayerContext {
     if (trace != nullptr) trace->add(trace_prefix + name, rows);
   }
 
-  // The input of a linear layer whose weight is fp8: quantised in reference numerics (spec 8.2).
+  // The input of a linear layer whose weight is fp8: quantised in reference numerics.
   Matrix<const float> linear_input(Matrix<const float> x);
 };
 
-// Rotation angles of the rows of one call, for one of the two frequency sets (spec 3.5).
+// Rotation angles of the rows of one call, for one of the two frequency sets.
 struct RopeTable {
   Matrix<const float> cos, sin;  // [T, qk_rope_head_dim / 2]
 };
@@ -52,7 +52,7 @@ Matrix<float> linear(LayerContext& ctx, Matrix<const float> x, const Fp8Matrix& 
 Matrix<float> linear(LayerContext& ctx, Matrix<const float> x, const Bf16Matrix& weight,
                      Rounding rounding);
 
-// RMSNorm in place (spec 3.4).
+// RMSNorm in place.
 void norm(LayerContext& ctx, Matrix<float> x, std::span<const bf16> weight);
 
 }  // namespace millrace
