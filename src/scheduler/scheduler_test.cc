@@ -446,19 +446,38 @@ TEST(Scheduler, WhatIsPreemptedIsComputedAnewAndRepeatsNoEvent) {
   engine.expect_idle();
 }
 
-// Keeps the machine full of requests of a better priority.
+TEST(Scheduler, WhoIsPausedLosesItsBlocksFirstAndNobodyMissesTheStep) {
+  SchedulerOptions options = small_options();
+  options.num_blocks = 6;
+  options.admission_headroom_blocks = 0;
+  Engine engine(options);
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(engine.arrive(i, make_request(9, 30, i)).ok());
+  engine.step();
+  engine.scheduler.set_paused(0, true, engine.now_ms);
+  while (engine.scheduler.stats().num_preemptions == 0) {
+    EXPECT_THAT(engine.step(), ElementsAre(std::tuple(1, 1, 1), std::tuple(2, 1, 1)));
+  }
+  EXPECT_EQ(engine.scheduler.stats().num_waiting_sequences, 1);
+  engine.scheduler.set_paused(0, false, engine.now_ms);
+  engine.run_all();
+  for (int i = 0; i < 3; ++i) engine.expect_right_output(i);
+}
+
+// Keeps the machine full of requests of a better priority. The prompt takes longer to compute than
+// the others leave its blocks alone.
 TEST(Scheduler, WhoIsPreemptedOftenIsProtectedFromThenOn) {
   SchedulerOptions options = small_options();
   options.num_blocks = 8;
   options.admission_headroom_blocks = 0;
   options.max_waiting = 4;
+  options.max_prefill_chunk = 1;
   Engine engine(options);
-  Request victim = make_request(20, 40);
-  victim.priority = 1;
+  Request victim = make_request(44, 4);
+  victim.priority = 2;
   ASSERT_TRUE(engine.arrive(0, victim).ok());
   RequestHandle next = 1;
   for (int step = 0; step < 3000 && !engine.choice(0).output.finish_reason; ++step) {
-    const Request request = make_request(6, 30, int32_t(next));
+    const Request request = make_request(2, 12, int32_t(next));
     if (engine.arrive(next, request).ok()) ++next;
     engine.step();
   }
