@@ -44,6 +44,11 @@ CLI::Validator integer(Integer least = std::numeric_limits<Integer>::min(),
   return CLI::Validator(check, "");
 }
 
+CLI::Validator integer_from(int64_t least) {
+  return (integer<int64_t>() & CLI::Range(least, std::numeric_limits<int64_t>::max()))
+      .description("");
+}
+
 std::string check_token_ids(const std::string& list) {
   const Result<std::vector<int32_t>> ids = parse_token_ids(list);
   if (!ids.has_value()) return ids.error().message;
@@ -296,7 +301,7 @@ void add_inspect(CLI::App& app, InspectOptions& options, std::function<int()>& a
   command
       .add_option("--kv-bytes", options.kv_bytes,
                   "also how many sequences fit, with their state in so many bytes")
-      ->transform(integer<int64_t>() & CLI::Range(int64_t(0), std::numeric_limits<int64_t>::max()))
+      ->transform(integer_from(0))
       ->type_name("N");
   command.add_flag("--json", options.json, "as JSON");
   command.callback([&] { action = [&] { return run_inspect(options); }; });
@@ -307,17 +312,14 @@ void add_synth(CLI::App& app, SynthCommandOptions& options, std::function<int()>
       *app.add_subcommand("synth", "write a checkpoint with random weights and a tokenizer");
   command.footer(
       "Same options, same files. Examples:\n"
-      "  millrace synth /tmp/mini\n"
-      "  millrace synth /tmp/slice --shape v4.1 --layers 3 --experts 16 --engram-rows 100000 "
+      "  millrace synth mini\n"
+      "  millrace synth slice --shape v4.1 --layers 3 --experts 16 --engram-rows 100000 "
       "--draft 0 --no-vision\n"
-      "  millrace synth /tmp/full --shape v4.1 --sparse");
+      "  millrace synth full --shape v4.1 --sparse");
   command.add_option("OUT_DIR", options.folder, "the folder to write; created if it does not exist")
       ->required()
       ->check(check_path);
   const std::string group = "Sizes (default: those of the shape)";
-  const auto integer_from = [](int64_t least) {
-    return integer<int64_t>() & CLI::Range(least, std::numeric_limits<int64_t>::max());
-  };
   const auto add_size = [&](const char* name, std::optional<int64_t>& value, int64_t least,
                             const char* help) {
     command.add_option(name, value, help)
@@ -348,7 +350,10 @@ void add_synth(CLI::App& app, SynthCommandOptions& options, std::function<int()>
   add_size("--engram-rows", options.sizes.engram_rows, 0,
            "rows of each Engram table, about; 0: no Engram");
   add_size("--draft", options.sizes.draft, 0, "draft stages");
-  command.add_flag("!--no-vision", options.sizes.vision, "leave the vision tower out")->group(group);
+  command
+      .add_flag_callback("--no-vision", [&] { options.sizes.vision = false; },
+                         "leave the vision tower out")
+      ->group(group);
   command.add_option("--seed", options.write.seed, "of the weights")
       ->transform(integer<uint64_t>())
       ->capture_default_str();

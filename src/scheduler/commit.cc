@@ -32,8 +32,8 @@ void Scheduler::commit(StepResult& result, const EventSink& sink) {
   plan_.rows.clear();  // their spans
 
   for (const RequestHandle handle : ending_handles_) {
-    const auto found = requests_.find(handle);  // not there: it has finished in this very step
-    if (found != requests_.end()) end_request(*found->second, *found->second->ending);
+    ScheduledRequest& r = *requests_.at(handle);
+    end_request(r, *r.ending);
   }
   ending_handles_.clear();
   for (Ending& ending : endings_) sink(ending.handle, ending.choice_idx, ending.event);

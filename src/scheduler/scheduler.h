@@ -48,6 +48,7 @@ struct SchedulerOptions {
 
 inline constexpr int64_t kMaxNumSeqs = 4096;
 inline constexpr int64_t kMaxBlockSize = int64_t{1} << 20;
+
 struct SchedulerStats {
   int64_t num_waiting_requests = 0;  // without a running sequence
   int64_t num_running_requests = 0;
@@ -82,8 +83,8 @@ struct SchedulerStats {
 //   * nothing is ever lost: every choice of an accepted request gets exactly one last event
 //
 // Allocates nothing in a step in which sequences only decode, but for token lists that outgrow
-// their room (by half of it) and for log-probabilities. Takes time linear in what runs and, when
-// something is admitted, in the number of fairness keys.
+// their room (by half of it) and for log-probabilities. Takes time linear in what runs and, while a
+// slot is free, in the number of fairness keys for each admission that is tried.
 //
 // Threading: not thread-safe; one owner.
 class Scheduler {
@@ -126,7 +127,7 @@ class Scheduler {
   int64_t max_model_len() const { return max_model_len_; }
   // Rows that no step exceeds.
   int64_t max_step_rows() const;
-  // The rows of a step whose estimated time is within max_step_ms, and estimates.
+  // What it expects of steps of any size.
   const StepCost& step_cost() const { return step_cost_; }
 
   SchedulerStats stats() const;
