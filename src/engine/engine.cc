@@ -13,6 +13,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr int64_t kMaxBlockSize = 65536;
+
 class Stopwatch {
  public:
   double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
@@ -29,6 +31,12 @@ Status check(const EngineOptions& options) {
   if (options.prefill_chunk < 1) return out_of_range("chunk", options.prefill_chunk, "at least 1");
   if (options.max_num_seqs < 1 || options.max_num_seqs > kMaxNumSeqs) {
     return out_of_range("max_num_seqs", options.max_num_seqs, format("1 to ", kMaxNumSeqs));
+  }
+  if (options.block_size < 1 || options.block_size > kMaxBlockSize) {
+    return out_of_range("block_size", options.block_size, format("1 to ", kMaxBlockSize));
+  }
+  if (options.num_blocks && *options.num_blocks < 1) {
+    return out_of_range("num_blocks", *options.num_blocks, "at least 1");
   }
   if (options.kv_bytes && *options.kv_bytes < 0) {
     return out_of_range("kv_bytes", *options.kv_bytes, "at least 0");
@@ -90,10 +98,11 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineOptions& options, Token
   }
   RETURN_IF_ERROR(complete(config, tokens));
 
-  const KvLayout layout = kv_layout(config, kv_format_of(model->model().numerics));
+  const KvLayout layout = kv_layout(config, kv_format_of(model->model().numerics), options.block_size);
   const MachineMemory machine{memory_limit_bytes(), mapped_bytes(model->checkpoint()),
                               anonymous_bytes()};
-  const MemoryWish wish{options.kv_bytes, options.max_model_len, options.max_num_seqs};
+  const MemoryWish wish{options.kv_bytes, options.num_blocks, options.max_model_len,
+                        options.max_num_seqs};
   ASSIGN_OR_RETURN(const MemoryPlan plan,
                    plan_memory(layout, machine, wish, config.max_position_embeddings));
   ASSIGN_OR_RETURN(KvStore store, KvStore::create(layout, plan.num_blocks, plan.num_slots));

@@ -32,6 +32,8 @@ struct EngineOptions {
   double max_step_ms = 250;               // of a step while anything decodes
   int64_t max_waiting = 1024;             // requests beyond those that run
   std::optional<int64_t> kv_bytes;        // for the cache; none: what memory leaves
+  int64_t block_size = kDefaultBlockSize;  // tokens, rounded up to whole compressed rows
+  std::optional<int64_t> num_blocks;      // of the cache, whatever the bytes; none: what fits
 };
 
 // What the engine knows of the tokenizer, as data by token id.

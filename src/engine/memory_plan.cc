@@ -30,7 +30,8 @@ Result<MemoryPlan> plan_memory(const KvLayout& layout, const MachineMemory& mach
                                        wish.max_num_seqs);
   const int64_t for_blocks = kv_bytes - plan.num_slots * layout.slot_bytes;
   const int64_t fitting = std::max<int64_t>(0, for_blocks) / std::max<int64_t>(layout.block_bytes, 1);
-  plan.num_blocks = std::min(fitting, plan.num_slots * blocks_for(longest));
+  plan.num_blocks =
+      wish.num_blocks.value_or(std::min(fitting, plan.num_slots * blocks_for(longest)));
   plan.max_model_len = std::min(longest, plan.num_blocks * layout.block_size);
   if (plan.max_model_len < longest && (wish.max_model_len || plan.max_model_len < 1)) {
     const int64_t wanted = wish.max_model_len.value_or(1);

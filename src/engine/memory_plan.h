@@ -13,6 +13,7 @@ namespace millrace {
 
 struct MemoryWish {
   std::optional<int64_t> kv_bytes;       // for blocks and slots; none: what is left of memory
+  std::optional<int64_t> num_blocks;     // whatever the bytes
   std::optional<int64_t> max_model_len;  // none: the longest that fits, up to the checkpoint's
   int64_t max_num_seqs = 0;
 };

@@ -3,10 +3,12 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "base/check.h"
 #include "sys/fp_environment.h"
@@ -22,6 +24,12 @@ namespace {
 // other processes when the engine is idle. A team larger than the machine must not spin at all:
 // the thread it waits for needs the processor.
 constexpr int kSpins = 4000;
+
+// A team is starved when the owner waits for it longer than the whole region would take alone, and
+// longer than waking a sleeping thread takes. Then that many regions are run alone, up to the most
+// if it stays so.
+constexpr int64_t kStarvedNs = 300'000;
+constexpr int64_t kAloneFirst = 64, kAloneMost = 4096;
 
 void spin_pause() {
 #if defined(__x86_64__)
@@ -56,7 +64,7 @@ void end_workers(std::vector<std::thread>& workers, bool& stop, std::atomic<uint
 }  // namespace
 
 ThreadPool::ThreadPool(int num_threads)
-    : spins_(num_threads <= default_num_threads() ? kSpins : 0) {
+    : alone_next_(kAloneFirst), spins_(num_threads <= default_num_threads() ? kSpins : 0) {
   MR_CHECK_OP(num_threads, >=, 1);
   try {
     for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { worker(i); });
@@ -68,17 +76,40 @@ ThreadPool::ThreadPool(int num_threads)
 
 ThreadPool::~ThreadPool() { end_workers(workers_, stop_, generation_); }
 
+int64_t ThreadPool::now_ns() {
+  return std::chrono::steady_clock::now().time_since_epoch().count();
+}
+
 void ThreadPool::run_region(Region region, void* fn) {
-  if (workers_.empty()) return region(fn, 0);
+  const int64_t begin_ns = now_ns();
+  if (workers_.empty()) {
+    region(fn, 0);
+  } else if (alone_left_ > 0) {
+    --alone_left_;
+    for (int i = 0; i < num_threads(); ++i) region(fn, i);
+  } else if (run_with_team(region, fn)) {
+    alone_next_ = kAloneFirst;
+  } else {
+    alone_left_ = std::exchange(alone_next_, std::min(2 * alone_next_, kAloneMost));
+  }
+  region_ns_ += now_ns() - begin_ns;
+}
+
+// False if the team was starved.
+bool ThreadPool::run_with_team(Region region, void* fn) {
+  const int64_t begin_ns = now_ns();
   region_ = region;
   fn_ = fn;
   pending_.store(int32_t(workers_.size()), std::memory_order_relaxed);
   generation_.fetch_add(1, std::memory_order_release);
   generation_.notify_all();
   region(fn, 0);
+  const int64_t own_end_ns = now_ns();
   for (int32_t left = pending_.load(std::memory_order_acquire); left != 0;) {
     left = wait_for_change(pending_, left, spins_);
   }
+  const int64_t own_ns = own_end_ns - begin_ns, waited_ns = now_ns() - own_end_ns;
+  return waited_ns < kStarvedNs || waited_ns < num_threads() * own_ns;
 }
 
 void ThreadPool::worker(int thread_idx) {

@@ -1,7 +1,7 @@
 // One answer, whatever else happens: many requests, each alone first, then in company under
 // different schedules, give the same tokens and log-probabilities bit for bit.
 //
-// usage: one_answer MODEL_DIR --requests N [--seed S] [--max-prompt L] [--schedules K]
+// usage: one_answer MODEL_DIR --requests N [--seed S] [--max-prompt L] [--schedules K] [--crowd C]
 //
 // The schedules are drawn so that every pair of values of two factors occurs: chunk, sequences at a
 // time, room for blocks (tight: preemption), threads, instruction set, neighbours that are
@@ -45,13 +45,13 @@ class Random {
 };
 
 constexpr int64_t kMaxTokens = 160;
-constexpr int64_t kLeastCrowd = 8;  // requests of a schedule
 
 struct Options {
   std::string model_dir;
   int64_t num_requests = 100;
   int64_t max_prompt = 3000;
   int64_t num_schedules = 3;
+  int64_t crowd = 8;  // requests that a schedule has at least
   uint64_t seed = 1;
 };
 
@@ -223,15 +223,12 @@ std::unique_ptr<Engine> open_engine(const Options& options, const Schedule& sche
   engine.prefill_chunk = schedule.chunk;
   engine.max_num_seqs = schedule.max_num_seqs;
   if (schedule.is_tight) {
-    // Blocks for the longest request alone.
+    // Small blocks, and no more of them than the longest request needs.
     const Checkpoint checkpoint = take(Checkpoint::open(options.model_dir));
-    const KvLayout layout = kv_layout(checkpoint.config(), KvFormat::kQuantized);
     const int64_t longest = std::min(options.max_prompt + kMaxTokens,
                                      checkpoint.config().max_position_embeddings);
-    const int64_t num_blocks = (longest + layout.block_size - 1) / layout.block_size;
-    engine.max_num_seqs = std::min<int64_t>(engine.max_num_seqs, 8);
-    engine.kv_bytes = engine.max_num_seqs * layout.slot_bytes +
-                      std::max(num_blocks * layout.block_bytes, engine.max_num_seqs * layout.slot_bytes);
+    engine.block_size = 16;
+    engine.num_blocks = (longest + engine.block_size - 1) / engine.block_size;
     engine.max_model_len = longest;
   }
   return take(Engine::open(engine, make_token_table(tokenizer, {})));
@@ -309,7 +306,7 @@ int run(const Options& options) {
   // Each request in `num_schedules` of them, evenly.
   std::vector<std::vector<size_t>> assigned(schedules.size());
   const int64_t runs = std::max(options.num_requests * options.num_schedules,
-                                kLeastCrowd * int64_t(schedules.size()));
+                                options.crowd * int64_t(schedules.size()));
   for (int64_t r = 0; r < runs; ++r) {
     const size_t request = size_t(r % options.num_requests);
     assigned[size_t((r + r / options.num_requests) % int64_t(schedules.size()))].push_back(request);
@@ -366,6 +363,7 @@ int main(int argc, char** argv) {
     else if (flag == "--seed") options.seed = uint64_t(value);
     else if (flag == "--max-prompt") options.max_prompt = value;
     else if (flag == "--schedules") options.num_schedules = value;
+    else if (flag == "--crowd") options.crowd = value;
     else fail("unknown flag " + flag);
   }
   if (options.model_dir.empty()) fail("no MODEL_DIR");
