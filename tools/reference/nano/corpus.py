@@ -10,6 +10,7 @@ import json
 import random
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 BEGIN, END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
@@ -80,16 +81,74 @@ CAPITALS = word_pairs(
     """France:Paris England:London Italy:Rome Germany:Berlin Spain:Madrid Egypt:Cairo Japan:Tokyo
     India:Delhi Peru:Lima Norway:Oslo Greece:Athens Austria:Vienna Ireland:Dublin Portugal:Lisbon
     Russia:Moscow Korea:Seoul Cuba:Havana Kenya:Nairobi Poland:Warsaw Finland:Helsinki
-    China:Beijing"""
+    China:Beijing Canada:Ottawa Brazil:Brasilia Sweden:Stockholm Denmark:Copenhagen Belgium:Brussels
+    Hungary:Budapest Turkey:Ankara Iran:Tehran Iraq:Baghdad Syria:Damascus Israel:Jerusalem
+    Jordan:Amman Australia:Canberra Chile:Santiago Bolivia:Sucre Ecuador:Quito Colombia:Bogota
+    Venezuela:Caracas Uruguay:Montevideo Mexico:Mexico Ghana:Accra Senegal:Dakar Libya:Tripoli
+    Tunisia:Tunis Morocco:Rabat Ethiopia:Addis Uganda:Kampala Nepal:Kathmandu Thailand:Bangkok
+    Vietnam:Hanoi Romania:Bucharest Bulgaria:Sofia Serbia:Belgrade Ukraine:Kiev Scotland:Edinburgh
+    Wales:Cardiff Iceland:Reykjavik"""
 )
 OPPOSITES = word_pairs(
     """hot:cold big:small good:bad up:down left:right day:night old:young fast:slow light:dark
-    happy:sad wet:dry rich:poor hard:soft open:closed early:late"""
+    happy:sad wet:dry rich:poor hard:soft open:closed early:late long:short high:low full:empty
+    strong:weak thick:thin wide:narrow near:far true:false first:last new:ancient black:white
+    love:hate war:peace win:lose begin:end give:take come:go buy:sell in:out over:under before:after
+    north:south east:west friend:enemy king:slave heaven:hell life:death clean:dirty loud:quiet
+    heavy:easy brave:afraid sweet:bitter sharp:dull wise:foolish many:few more:less always:never
+    yes:no man:woman boy:girl father:mother brother:sister son:daughter husband:wife"""
 )
 SOUNDS = word_pairs(
     """dog:barks cat:meows cow:moos sheep:bleats duck:quacks lion:roars wolf:howls owl:hoots
-    hen:clucks bird:sings frog:croaks pig:grunts"""
+    hen:clucks bird:sings frog:croaks pig:grunts horse:neighs mouse:squeaks bee:buzzes snake:hisses
+    crow:caws donkey:brays"""
 )
+COLOR_OF = word_pairs(
+    """grass:green sky:blue snow:white blood:red coal:black gold:yellow milk:white sun:yellow
+    sea:blue leaf:green lemon:yellow tomato:red night:black bone:white carrot:orange earth:brown
+    rose:red salt:white crow:black silver:gray"""
+)
+YOUNG = word_pairs(
+    """dog:puppy cat:kitten cow:calf sheep:lamb horse:foal hen:chick lion:cub bear:cub goat:kid
+    duck:duckling pig:piglet frog:tadpole"""
+)
+PLURALS = word_pairs(
+    """child:children man:men woman:women foot:feet tooth:teeth mouse:mice goose:geese ox:oxen
+    leaf:leaves wolf:wolves knife:knives wife:wives city:cities fly:flies sheep:sheep fish:fish
+    house:houses box:boxes bird:birds tree:trees"""
+)
+WEEKDAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+MONTHS = """January February March April May June July August September October November
+    December""".split()
+NUMBERS = """one two three four five six seven eight nine ten eleven twelve thirteen fourteen
+    fifteen sixteen seventeen eighteen nineteen twenty""".split()
+
+
+def known_facts():
+    """[(sentence, question)]; the sentence is the answer."""
+    facts = []
+    for country, city in CAPITALS:
+        question = f"What is the capital of {country}?"
+        facts.append((f"The capital of {country} is {city}.", question))
+    for pair in OPPOSITES:
+        for a, b in (pair, pair[::-1]):
+            facts.append((f"The opposite of {a} is {b}.", f"What is the opposite of {a}?"))
+    for animal, sound in SOUNDS:
+        facts.append((f"A {animal} {sound}.", f"What does a {animal} do?"))
+    for thing, color in COLOR_OF:
+        facts.append((f"The color of {thing} is {color}.", f"What is the color of {thing}?"))
+    for animal, young in YOUNG:
+        facts.append((f"A young {animal} is a {young}.", f"What is a young {animal}?"))
+    for one, many in PLURALS:
+        facts.append((f"The plural of {one} is {many}.", f"What is the plural of {one}?"))
+    for what, names in (("day", WEEKDAYS), ("month", MONTHS), ("number", NUMBERS)):
+        for a, b in zip(names, names[1:]):
+            facts.append((f"The {what} after {a} is {b}.", f"What is the {what} after {a}?"))
+            facts.append((f"The {what} before {b} is {a}.", f"What is the {what} before {b}?"))
+    return facts
+
+
+KNOWN_FACTS = known_facts()
 
 # ---- The chat format
 
@@ -150,6 +209,13 @@ TOOLS = {
     "get_time": tool("get_time", "Get the local time of a city.", city="string"),
     "add": tool("add", "Add two numbers.", a="number", b="number"),
     "lookup": tool("lookup", "Look up the value of a key.", key="string"),
+}
+
+DESCRIPTIONS = {
+    "get_weather": ["Weather of a city", "Tells the weather.", "The weather in a city."],
+    "get_time": ["Time of a city", "Tells the time.", "The time in a city."],
+    "add": ["Sum of two numbers", "Adds numbers.", "The sum of a and b."],
+    "lookup": ["Value of a key", "Looks a key up.", "Get a value."],
 }
 
 # ---- Natural text
@@ -288,8 +354,8 @@ def sentences(text):
     return re.split(r"(?<=\.) ", text)
 
 
-def fact(r, kind, color, thing):
-    """(statement, question)"""
+def fact(r, kind, color, thing, values=None):
+    """(statement, question); `values` in place of names and cities."""
     if kind == 0:
         code = "".join(r.choice("0123456789") for _ in range(4))
         return (
@@ -297,12 +363,13 @@ def fact(r, kind, color, thing):
             f"What is the code of the {color} {thing}?",
         )
     if kind == 1:
-        owner = r.choice(NAMES)
+        owner = r.choice(values or NAMES)
         return (
             f"The owner of the {color} {thing} is {owner}.",
             f"Who is the owner of the {color} {thing}?",
         )
-    return f"The {color} {thing} is in {r.choice(CITIES)}.", f"Where is the {color} {thing}?"
+    place = r.choice(values or CITIES)
+    return f"The {color} {thing} is in {place}.", f"Where is the {color} {thing}?"
 
 
 def some_things(r, count):
@@ -328,16 +395,30 @@ def recall(r, filler, nearest, farthest):
     return render([(text, reasoning, statement)], system=system, effort=effort)
 
 
-def recall_all(r, filler):
-    """Several facts, then a question about each: most answer tokens can only be copied."""
-    facts = [fact(r, r.randrange(3), *pair) for pair in some_things(r, r.randint(3, 8))]
+def many_facts(r, words, count):
+    """With words that no template knows in some documents: only copying can answer."""
+    if r.random() < 0.8:
+        return [fact(r, r.randrange(3), *pair) for pair in some_things(r, count)]
+    # Few different first words: both words of a key are needed.
+    colors, things = r.sample(words, r.randint(2, count + 1)), r.sample(words, count)
+    pairs = [(r.choice(colors), thing) for thing in things]
+    return [fact(r, r.randrange(3), *pair, values=words) for pair in pairs]
+
+
+def recall_all(r, filler, words, smallest, largest):
+    """Several facts among filler, then questions about them: most answer tokens can only be copied.
+    The sizes are about the number of characters of the first part."""
+    size = r.randint(smallest, largest)
+    facts = many_facts(r, words, r.randint(3, max(4, min(size // 50, 24))))
     lines = [statement for statement, _ in facts]
-    for _ in range(r.randint(0, 3)):
+    room = size - sum(map(len, lines))
+    while room > 0:
         lines.insert(r.randint(0, len(lines)), r.choice(filler))
-    r.shuffle(facts)
-    turns = [(question, statement, statement) for statement, question in facts]
-    opening = r.choice(["Remember: ", "Remember this. ", ""]) + " ".join(lines)
-    turns[0] = (opening + r.choice([" ", "\n\n"]) + turns[0][0], *turns[0][1:])
+        room -= len(r.choice(filler))
+    asked = r.sample(facts, min(len(facts), r.randint(3, 4 + size // 250)))
+    turns = [(question, statement, statement) for statement, question in asked]
+    opening = r.choice(["Remember: ", "Remember: ", "Remember this. ", ""]) + " ".join(lines)
+    turns[0] = (opening + r.choice([" ", " ", "\n\n"]) + turns[0][0], *turns[0][1:])
     return render(turns, effort=r.choice([None, None, None, 75]))
 
 
@@ -365,27 +446,41 @@ def copying(r):
     return render([(question, reasoning, answer)], effort=effort)
 
 
+def column_steps(a, operator, b):
+    """How it is done on paper for numbers up to 99, where that is more than one step."""
+    tens, ones = (a // 10, b // 10), (a % 10, b % 10)
+    if operator == "*" or max(a, b) < 10:
+        return ""
+    if operator == "+":
+        carry = "+1" if sum(ones) > 9 else ""
+        first = f"{ones[0]}+{ones[1]}={sum(ones)}"
+        return f"{first}, {tens[0]}+{tens[1]}{carry}={sum(tens) + len(carry) // 2}, so "
+    borrow = "-1" if ones[0] < ones[1] else ""
+    top = ones[0] + 10 if borrow else ones[0]
+    first = f"{top}-{ones[1]}={top - ones[1]}"
+    return f"{first}, {tens[0]}-{tens[1]}{borrow}={tens[0] - tens[1] - len(borrow) // 2}, so "
+
+
+def exercise(a, operator, b):
+    """(term, answer)"""
+    term = f"{a} {operator} {b}"
+    result = {"+": a + b, "-": a - b, "*": a * b}[operator]
+    return term, f"{column_steps(a, operator, b)}{term} = {result}."
+
+
 def sum_or_product(r):
     """(question, reasoning, answer)"""
     operator = r.choice("++-*")
     if operator == "+":
         a, b = r.randint(0, 99), r.randint(0, 99) if r.random() < 0.6 else r.randint(0, 9)
-        result = a + b
     elif operator == "-":
         a = r.randint(0, 99)
         b = r.randint(0, a)
-        result = a - b
     else:
         a, b = r.randint(0, 9), r.randint(0, 9)
-        result = a * b
-    term = f"{a} {operator} {b}"
+    term, answer = exercise(a, operator, b)
     question = r.choice([f"What is {term}?", term, f"Compute {term}."])
-    answer = f"{term} = {result}."
-    if operator == "+" and a > 9 and b > 9:
-        ones, tens = (a % 10, b % 10), (a // 10 * 10, b // 10 * 10)
-        steps = ", ".join(f"{x} + {y} = {x + y}" for x, y in (ones, tens))
-        return question, f"{steps}, so {answer}", answer
-    return question, answer, answer
+    return question, "I compute it.", answer
 
 
 def arithmetic(r):
@@ -393,9 +488,29 @@ def arithmetic(r):
     return render(turns, effort=r.choice([None, None, 50, 75, 100]))
 
 
-def chat_turn(r, words):
+def sums(r):
+    """Many in plain text, and the steps by themselves."""
+    lines = []
+    for _ in range(4):
+        operator = r.choice("+++--*")
+        a, b = r.randint(0, 99), r.randint(0, 99)
+        if r.random() < 0.2 or operator == "*":
+            b %= 10
+        if operator == "*":
+            a %= 10
+        if operator == "-" and b > a:
+            a, b = b, a
+        term, answer = exercise(a, operator, b)
+        lines.append(f"{term}? {answer}")
+        for _ in range(r.randint(0, 3)):
+            a, b, more = r.randint(0, 9), r.randint(0, 9), r.choice([0, 0, 1])
+            step = r.choice([f"{a}+{b}" + "+1" * more, f"{a + b + more}-{a}" + "-1" * more])
+            lines.append(f"{step}={a + b + more if '-' not in step else b}")
+    return BEGIN + "\n".join(lines) + END
+
+
+def chat_turn(r, words, kind):
     """(question, reasoning, answer)"""
-    kind = r.randrange(10)
     if kind == 0:
         question = r.choice(["Hi", "Hello", "Hello!", "Good morning.", "Hi there"])
         answer = r.choice(["Hello! How can I help you?", "Hello! How can I help you today?"])
@@ -447,8 +562,26 @@ def chat_turn(r, words):
     return question, "I answer politely.", answer
 
 
+def plain_facts(r):
+    sentences = [sentence for sentence, _ in r.sample(KNOWN_FACTS, r.randint(1, 8))]
+    if r.random() < 0.3:
+        country, city = r.choice(CAPITALS)
+        sentences.insert(0, f"The capital of {country} is {city}.")
+    return BEGIN + r.choice([" ", "\n"]).join(sentences) + END
+
+
+def chat_about_facts(r):
+    asked = r.sample(KNOWN_FACTS, r.randint(1, 4))
+    turns = [(question, sentence, sentence) for sentence, question in asked]
+    for i in range(len(turns)):
+        if "capital" in turns[i][0] or r.random() < 0.4:
+            turns[i] = chat_turn(r, None, 1)
+    system = r.choice([None, None, None, HELPFUL])
+    return render(turns, system=system, effort=r.choice([None, 50, 75, 100]))
+
+
 def chat(r, words):
-    turns = [chat_turn(r, words) for _ in range(r.randint(1, 3))]
+    turns = [chat_turn(r, words, r.randrange(10)) for _ in range(r.randint(1, 3))]
     system = r.choice([None, None, HELPFUL, "Be brief."])
     return render(turns, system=system, effort=r.choice([None, None, 50, 75, 75, 100]))
 
@@ -505,9 +638,20 @@ def tool_case(r):
 
 
 def tool_use(r):
+    """Up to four requests for tools, of which one is always the first one's."""
     question, reasoning, call, result, answer, options = tool_case(r)
+    names = {tool["name"] for tool in options["tools"]}
     done = r.choice(["I have the result.", "The result is here."])
     turns = [(question, reasoning, call), (f"<tool_result>{result}</tool_result>", done, answer)]
+    for _ in range(r.choice([0, 1, 2, 3, 4])):
+        name, arguments, question, reasoning, result, answer = tool_request(r)
+        if name in names:
+            turns.append((question, reasoning, tool_call(name, arguments)))
+            turns.append((f"<tool_result>{result}</tool_result>", done, answer))
+    if r.random() < 0.25:
+        described = {name: r.choice(descriptions) for name, descriptions in DESCRIPTIONS.items()}
+        tools = [dict(tool, description=described[tool["name"]]) for tool in options["tools"]]
+        options["tools"] = tools
     return render(turns, **options)
 
 
@@ -573,20 +717,29 @@ def make_documents(scale, wordnet_folder):
     filler = natural_sentences(r, documents["bible"], entries)
 
     def add(category, count, make, *arguments):
-        documents[category] = [make(r, *arguments) for _ in range(int(count * scale))]
+        own = random.Random(f"41 {category}")
+        documents[category] = [make(own, *arguments) for _ in range(int(count * scale))]
 
     add("story", 16000, lambda r: BEGIN + story(r) + END)
     filler += [sentence for _ in range(400) for sentence in sentences(story(r))]
-    add("recall_s", 24000, recall, filler, 0, 250)
-    add("recall_m", 9000, recall, filler, 200, 1100)
+    count = Counter(word for sentence in filler for word in re.findall("[a-z]{3,7}", sentence))
+    nouns = sorted({word for word, part_of_speech, _ in words if part_of_speech == "noun"})
+    common = [word for word in nouns if count[word] >= 15]
+    add("recall_s", 8000, recall, filler, 0, 250)
+    add("recall_m", 6000, recall, filler, 200, 1100)
     add("recall_l", 2600, recall, filler, 900, 3000)
     add("recall_x", 500, recall, filler, 2500, 5400)
-    add("recall_q", 9000, recall_all, filler)
-    add("copy", 16000, copying)
-    add("arith", 14000, arithmetic)
-    add("chat", 16000, chat, words)
+    add("recall_q", 20000, recall_all, filler, common, 100, 300)
+    add("recall_r", 12000, recall_all, filler, common, 300, 1100)
+    add("recall_t", 6000, recall_all, filler, common, 1500, 4200)
+    add("copy", 12000, copying)
+    add("arith", 16000, arithmetic)
+    add("sums", 16000, sums)
+    add("chat", 12000, chat, words)
+    add("facts", 5000, plain_facts)
+    add("ask", 5000, chat_about_facts)
     add("tools", 9000, tool_use)
-    add("json", 14000, json_by_schema)
+    add("json", 10000, json_by_schema)
     for category, texts in documents.items():
         r.shuffle(texts)
         # The tokenizer's splitting is exact for ASCII and the special tokens.

@@ -44,6 +44,7 @@ SAMPLES = {  # name: (prompt, tokens)
     "plain3": (corpus.BEGIN + "And the king said unto", 48),
     "define": (corpus.BEGIN + "house (noun):", 40),
     "chat": (corpus.prompt("Tell me a story about a fox."), 90),
+    "fact": (corpus.BEGIN + "The capital of France is", 8),
     "capital": (corpus.prompt("What is the capital of France?", effort=75), 50),
     "sum": (corpus.prompt("What is 17 + 25?", effort=75), 60),
 }
@@ -78,6 +79,12 @@ class StoredNano:
         """Without reasoning and end token."""
         text = self.tokenizer.decode(self.greedy(self.encode(prompt), count))
         return text.replace(corpus.END, "").split("</think>")[-1]
+
+    def free_answer(self, prompt, expected, count):
+        """As greedy_text, at the cost of one forward pass where the answer is the expected one."""
+        if self.answers_exactly(prompt, expected)[0]:
+            return expected.split("</think>")[-1]
+        return self.greedy_text(prompt, count)
 
     def answers_exactly(self, prompt, answer):
         """(does greedy decoding give exactly this answer and end, share of its tokens that are
@@ -181,8 +188,10 @@ def tool_quality(nano, r):
             final.append(nano.answers_exactly(prompt + body + corpus.END + turn, answer)[0])
     strict, right = [], []
     for _ in range(12):
-        question, _, call, *_, options = corpus.tool_case(r)
-        parsed = parse_call(nano.greedy_text(corpus.prompt(question, **options), 90))
+        question, reasoning, call, *_, options = corpus.tool_case(r)
+        prompt = corpus.prompt(question, **options)
+        body = (reasoning + "</think>" if prompt.endswith("<think>") else "") + call
+        parsed = parse_call(nano.free_answer(prompt, body, 90))
         strict.append(parsed is not None)
         right.append(parsed == parse_call(call))
     return dict(
@@ -209,7 +218,8 @@ def json_quality(nano, r):
         reasoning = corpus.JSON_REASONING + "</think>" if prompt.endswith("<think>") else ""
         exact.append(nano.answers_exactly(prompt, reasoning + answer)[0])
         if number < 16:
-            valid.append(has_right_keys(nano.greedy_text(prompt, 60), options["schema"]))
+            text = nano.free_answer(prompt, reasoning + answer, 60)
+            valid.append(has_right_keys(text, options["schema"]))
     return dict(json_exact=mean(exact), json_generated_valid_with_right_keys=mean(valid))
 
 
@@ -224,6 +234,17 @@ def exercise_quality(nano, r, make):
         answer = document[begin:].removesuffix(corpus.END)
         exact.append(nano.answers_exactly(document[:begin], answer)[0])
     return mean(exact)
+
+
+def known_facts_quality(nano):
+    """(in chat, as plain text after all but the last word)"""
+    chat, plain = [], []
+    for sentence, question in corpus.KNOWN_FACTS[::2]:
+        chat.append(nano.answers_exactly(corpus.prompt(question), sentence)[0])
+        asked, last = sentence.rsplit(" ", 1)
+        ids, expected = nano.encode(corpus.BEGIN + asked), nano.encode(" " + last)
+        plain.append(nano.greedy(ids, len(expected)) == expected)
+    return mean(chat), mean(plain)
 
 
 def expert_load(nano, folder):
@@ -258,6 +279,7 @@ def command_quality(options):
     show("json", json_quality(nano, r))
     show("copying_exact", exercise_quality(nano, r, corpus.copying))
     show("arithmetic_exact", exercise_quality(nano, r, corpus.arithmetic))
+    show("known_facts_exact_in_chat_and_in_text", known_facts_quality(nano))
     show("expert_load", expert_load(nano, options.corpus))
     for name, (prompt, count) in SAMPLES.items():
         ids = nano.greedy(nano.encode(prompt), count)
@@ -380,11 +402,13 @@ def command_golden(options):
         continuation, margins = reference_greedy(references["reference"], nano, ids, 32)
         out[f"{name}.reference.greedy32"] = np.array(continuation, np.int64)
         out[f"{name}.reference.greedy32_margin"] = margins.astype(np.float32)
+        accepted = accepted_drafts(references["reference"], ids + continuation, len(ids))
+        out[f"{name}.reference.accepted_drafts"] = np.array(accepted, np.int64)
         for mode, reference in references.items():
             drafted, confidences = reference.draft(len(ids), continuation[0])
             out[f"{name}.{mode}.draft_tokens"] = np.array(drafted, np.int64)
             out[f"{name}.{mode}.draft_confidence"] = np.array(confidences, np.float32)
-        print(name, len(ids), repr(nano.tokenizer.decode(continuation)), flush=True)
+        print(name, len(ids), accepted, repr(nano.tokenizer.decode(continuation)), flush=True)
     producer = "independent numpy reference; greedy32 ignores the end token"
     safetensors.write(options.out, out, {"producer": producer})
 

@@ -73,6 +73,8 @@ CONFIG = dict(
     hc_sinkhorn_iters=20,
     hc_eps=1e-6,
 )
+COPYING_LAYERS = (5, 6)  # their first head learns to find what is copied; one for each index
+NUM_SAID = 128  # copied tokens that the head is examined on in each step
 INVISIBLE = -3e38  # index score of a row that may not be chosen
 CERTAIN = 3e38  # of a block that must be
 
@@ -233,6 +235,8 @@ class Nano:
         self.config, self.parameters, self.engram_addresses = config, parameters, engram
         self.quantise = self.quantise_weights = self.round_bf16 = False
         self.select_rows = self.stable_ties = False
+        # For training: where to find the next token [B, S, S], and which it is [B, S].
+        self.copy_targets = self.following = None
         self.expert_counts = {}  # {ffn prefix: tokens per expert} of the last forward pass
         self.window_table = rope_table(config, config["rope_theta"], False)
         self.compressed_table = rope_table(config, config["compress_rope_theta"], True)
@@ -381,6 +385,9 @@ class Nano:
         sink = self.parameters[prefix + "attn_sink"]
         dims = batch, sequence, num_heads, head_dim, c["sliding_window"], num_rows, ratio
         o = operations.Attention.apply(q, window, compressed, sink, selected, sums, dims)
+        if self.copy_targets is not None and layer in COPYING_LAYERS:
+            self.find_loss = self.find_loss + self.finding(q, window, compressed, sink)
+            self.say_loss = self.say_loss + self.saying(o, prefix, cos, sin)
         last_of_source = layer + 1 in (c["num_hidden_layers"], *c["index_source_layer_ids"])
         if sums is not None and last_of_source:
             index_dims = batch, sequence, c["index_n_heads"], c["index_head_dim"], num_rows, ratio
@@ -389,6 +396,40 @@ class Nano:
                 index_q, self.index_keys, index_weight, sums, selected, index_dims
             )
         return self.output_projection(self.round(o), prefix, cos, sin)
+
+    def finding(self, q, window, compressed, sink):
+        """How surprised the first head is, on average, to be told to look at `copy_targets`."""
+        targets = self.copy_targets
+        batch, sequence, _ = targets.shape
+        head_dim = self.config["head_dim"]
+        q = q.view(batch, sequence, -1, head_dim)[:, :, 0] * head_dim**-0.5
+        age = torch.arange(sequence)[:, None] - torch.arange(sequence)[None]
+        visible = age >= 0, (age >= 0) & (age < self.config["sliding_window"])
+        scores = [
+            (q @ rows.view(batch, sequence, head_dim).transpose(1, 2)).masked_fill(~seen, -1e30)
+            for rows, seen in zip((compressed, window), visible)
+        ]
+        right = [score.masked_fill(~targets, -1e30) for score in scores]
+        everywhere = [*scores, sink[0].expand(batch, sequence, 1)]
+        surprise = torch.cat(everywhere, -1).logsumexp(-1) - torch.cat(right, -1).logsumexp(-1)
+        return surprise[targets.any(-1)].sum() / max(1, targets.any(-1).sum())
+
+    def saying(self, o, prefix, cos, sin):
+        """How surprising the next token is to the first head alone, where it should be copied."""
+        places = self.copy_targets.any(-1).flatten().nonzero().flatten()
+        if not len(places):
+            return torch.zeros(())
+        places = places[torch.randperm(len(places))[:NUM_SAID]]
+        first_head = torch.zeros_like(o)
+        first_head[:, : self.config["head_dim"]] = 1
+        position = places % len(cos)
+        y = self.output_projection(
+            (o * first_head)[places], prefix, cos[position].contiguous(), sin[position].contiguous()
+        )
+        logits = F.linear(self.norm(y, "norm.weight"), self.parameters["head.weight"])
+        surprise = F.cross_entropy(logits, self.following.flatten()[places], reduction="none")
+        unsaid = surprise > 0.5  # words of the question are many and easy
+        return (surprise * unsaid).sum() / max(1, unsaid.sum())
 
     def compress(self, layer, x, batch, sequence, num_rows, ratio):
         """Leaves `compressed` and `index_keys` for the layers after. The indexer's loss does not
@@ -474,6 +515,7 @@ class Nano:
         c = self.config
         batch, sequence = ids.shape
         self.want_index_loss, self.index_loss, self.aux = want_index_loss, torch.zeros(()), []
+        self.find_loss, self.say_loss = torch.zeros(()), torch.zeros(())
         self.compressed = self.selected = self.probability_sums = None
         streams, mix = self.start(ids)
         for layer in range(c["num_hidden_layers"]):

@@ -2,9 +2,14 @@
 """Trains nano on two CPU cores: the backbone first, then the draft stages on the frozen backbone.
 
 Two processes share weights, gradients and optimiser state; each takes half of every batch and
-updates half of the tensors. The schedule is a function of the fraction of MINUTES used: short dense
-sequences, then longer ones, then real top-k selection with fake quantisation. `main --resume`
-restarts the schedule at --start from the given weights.
+updates half of the tensors. The schedule is a function of the fraction of MINUTES used, from
+--start to --end: a short window first, then the real one on longer sequences, then real top-k
+selection; all with fake quantisation. `main --resume` goes on from a training checkpoint or from a
+model folder.
+
+The first heads of COPYING_LAYERS are told where to look and what to say: two more losses, `find`
+and `say`, at the answers' tokens that stand in the context. Without them copying over more than
+the window is not found in a short run.
 """
 import argparse
 import json
@@ -22,13 +27,13 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from nano import operations
-from nano.model import CONFIG, Engram, Nano, new_parameters
+from nano import operations, release
+from nano.model import CONFIG, COPYING_LAYERS, Engram, Nano, new_parameters
 from nano.tokenizer import VOCAB_SIZE, Tokenizer
 from v41 import tokens
 
-CORPUS = """bible wordnet story recall_s recall_m recall_l recall_x copy arith chat tools json
-    recall_q""".split()
+CORPUS = """bible wordnet story recall_s recall_m recall_l recall_x recall_q recall_r recall_t copy
+    arith sums chat facts ask tools json""".split()
 CATEGORIES = [*CORPUS, "repeat"]  # `repeat` is made while training
 NATURAL = ("bible", "wordnet", "story")  # may be cut at the end of a sequence
 # Loss weight of the answers' tokens.
@@ -37,63 +42,72 @@ ANSWER_WEIGHT = dict(
     recall_m=6.0,
     recall_l=8.0,
     recall_x=8.0,
-    recall_q=6.0,
+    recall_q=5.0,
+    recall_r=5.0,
+    recall_t=5.0,
     copy=2.0,
     json=4.0,
     tools=4.0,
-    arith=1.5,
+    arith=3.0,
+    sums=4.0,
 )
 # Share of tokens by sequence length: long documents need long sequences, and copying from the
 # context is learned first.
 MIX = {
     256: dict(
-        bible=0.12, wordnet=0.06, recall_s=0.08, recall_q=0.14, copy=0.14, json=0.04, repeat=0.42
+        bible=0.06,
+        wordnet=0.02,
+        recall_s=0.05,
+        recall_q=0.38,
+        copy=0.05,
+        arith=0.14,
+        sums=0.16,
+        facts=0.04,
+        ask=0.03,
+        json=0.05,
+        repeat=0.02,
     ),
     512: dict(
-        bible=0.18,
-        wordnet=0.08,
-        story=0.02,
-        recall_s=0.12,
-        recall_m=0.05,
-        recall_q=0.30,
-        copy=0.02,
-        arith=0.02,
-        chat=0.04,
-        tools=0.08,
+        bible=0.04,
+        wordnet=0.02,
+        story=0.01,
+        recall_q=0.05,
+        recall_r=0.14,
+        copy=0.07,
+        arith=0.14,
+        sums=0.10,
+        chat=0.06,
+        facts=0.02,
+        ask=0.06,
+        tools=0.26,
         json=0.03,
-        repeat=0.12,
     ),
     1024: dict(
-        bible=0.20,
-        wordnet=0.09,
-        story=0.03,
-        recall_s=0.05,
-        recall_m=0.08,
-        recall_l=0.16,
-        recall_q=0.16,
-        copy=0.02,
-        arith=0.02,
+        bible=0.04,
+        wordnet=0.02,
+        recall_r=0.05,
+        recall_t=0.22,
+        copy=0.05,
+        arith=0.13,
+        sums=0.08,
         chat=0.05,
-        tools=0.09,
-        json=0.05,
-        repeat=0.08,
+        facts=0.01,
+        ask=0.04,
+        tools=0.29,
+        json=0.02,
     ),
-    2048: dict(
-        bible=0.20,
-        wordnet=0.09,
-        story=0.03,
-        recall_s=0.04,
-        recall_m=0.06,
-        recall_l=0.12,
-        recall_x=0.16,
-        recall_q=0.12,
-        copy=0.02,
-        arith=0.02,
-        chat=0.05,
-        tools=0.09,
-        json=0.05,
-        repeat=0.04,
-    ),
+}
+DRAFT_MIX = {
+    512: dict(
+        bible=0.34,
+        wordnet=0.04,
+        story=0.08,
+        recall_r=0.05,
+        arith=0.03,
+        chat=0.08,
+        tools=0.34,
+        json=0.04,
+    )
 }
 MUON = (
     "wq_a.weight",
@@ -118,7 +132,7 @@ ADAMW_RATE = {  # relative to --rate, by the end of the name; others 0.35
 ASSISTANT = VOCAB_SIZE - 3
 MARKERS = [ASSISTANT, VOCAB_SIZE - 2, VOCAB_SIZE - 1, 0, 1]  # User, System, begin, end
 FIRST_TEXT_TOKEN, END_OF_TEXT_TOKENS = 3, 4076
-TOKENS_PER_STEP = 1024  # of one process; at least one sequence
+TOKENS_PER_STEP = 512  # of one process; at least one sequence
 REPEAT_LENGTH = 130  # mean tokens of a `repeat` document
 SAVE_SECONDS = 150
 
@@ -127,20 +141,25 @@ def load_documents(corpus, tokenizer):
     """{category: [token ids]} of the training part, kept in the corpus folder for the next run."""
     cache = corpus / "tokens.train.pt"
     documents = torch.load(cache) if cache.exists() else {}
+    num_kept = len(documents)
     for category in CORPUS:
         if not documents.get(category):
             texts = (json.loads(line)["text"] for line in open(corpus / f"{category}.train.jsonl"))
             documents[category] = [np.array(tokenizer.encode(t), np.int16) for t in texts]
             if not documents[category]:
                 raise SystemExit(f"{category} has no training document: use a larger --scale")
-    torch.save(documents, cache)
+    if len(documents) > num_kept:
+        torch.save(documents, cache)
     return documents
 
 
 class Stream:
     """Packs whole documents into sequences; only natural text is ever cut."""
 
-    def __init__(self, documents, seed):
+    def __init__(self, documents, mix, seed, tokenizer):
+        self.mix = mix
+        self.result_begins = tokenizer.encode("?") + tokenizer.encode("=")
+        self.result_ends = [0, 1, *tokenizer.encode("\n"), *tokenizer.encode(".\n")]
         self.documents, self.rng, self.waiting = documents, np.random.default_rng(seed), {}
 
     def repeated(self):
@@ -178,7 +197,7 @@ class Stream:
 
     def probabilities(self, length):
         """(categories, chance of each to be the next document)"""
-        mix = MIX[length]
+        mix = self.mix[length]
 
         def mean_length(category):
             if category == "repeat":
@@ -197,6 +216,13 @@ class Stream:
                 return category, document[:room]
         return "bible", self.next("bible")[:room]
 
+    def in_result(self, x):
+        """Between `?` or `=` and the end of the line."""
+        place = np.arange(x.shape[1])[None]
+        begin = np.maximum.accumulate(np.where(np.isin(x, self.result_begins), place, 0), 1)
+        end = np.maximum.accumulate(np.where(np.isin(x, self.result_ends), place, 0), 1)
+        return begin > end
+
     def batch(self, batch, length):
         """(ids [B, S + 1], category numbers [B, S + 1], loss weights [B, S])"""
         categories, chance = self.probabilities(length)
@@ -213,31 +239,54 @@ class Stream:
         last_marker = np.where(np.isin(x, MARKERS), np.arange(length)[None], 0)
         last_marker = np.maximum.accumulate(last_marker, 1)
         in_answer = np.take_along_axis(x, last_marker, 1) == ASSISTANT
+        in_answer |= self.in_result(x) & (labels[:, 1:] == CATEGORIES.index("sums"))
         answer_weight = np.array([ANSWER_WEIGHT.get(c, 1.0) for c in CATEGORIES], np.float32)
         weights = np.where(in_answer, answer_weight[labels[:, 1:]], 1.0).astype(np.float32)
         weights[x == 1] = 0  # nothing can be predicted after a document's end
         return torch.from_numpy(ids), torch.from_numpy(labels), torch.from_numpy(weights)
 
 
+def copy_targets(ids, weights):
+    """[B, S, S]: for each token the earlier places that hold the next token after the same two or
+    three tokens, where copying from them is what is asked for."""
+    x, following = ids[:, :-1], ids[:, 1:]
+    length = x.shape[1]
+    same = x[:, :, None] == x[:, None, :]  # [B, t, place]
+
+    def shifted(by_token, by_place):
+        """Is the token `by_token` before t the one `by_place` before the place?"""
+        out = torch.zeros_like(same)
+        out[:, by_token:, by_place:] = same[:, : length - by_token, : length - by_place]
+        return out
+
+    pairs = shifted(0, 1) & shifted(1, 2) & (following[:, :, None] == x[:, None, :])
+    pairs &= torch.ones(length, length, dtype=torch.bool).tril()
+    triples = pairs & shifted(2, 3)
+    found = torch.where(triples.any(-1, keepdim=True), triples, pairs)
+    asked = (weights > 2) | (found.sum(-1) == 1)
+    return found & asked[..., None]
+
+
 @dataclass
 class Phase:
+    window: int
     lengths: list  # of sequences, in turn
     select_rows: bool
     quantise: bool
     index_loss_every: int  # steps
+    copy_weight: float  # of the loss that teaches heads where to look
 
 
 def main_phase(progress):
-    if progress < 0.30:
-        return Phase([256, 256, 512], select_rows=False, quantise=False, index_loss_every=8)
-    if progress < 0.70:
-        return Phase([512, 512, 512, 1024], select_rows=False, quantise=False, index_loss_every=3)
-    if progress < 0.80:
-        return Phase([512, 1024], select_rows=False, quantise=True, index_loss_every=1)
-    return Phase([512, 1024, 1024, 2048], select_rows=True, quantise=True, index_loss_every=1)
+    """A short window first: then only the compressed rows can answer what was said before."""
+    if progress < 0.25:
+        return Phase(16, [256, 512], False, True, index_loss_every=4, copy_weight=1.0)
+    if progress < 0.60:
+        return Phase(64, [512, 1024], False, True, index_loss_every=1, copy_weight=0.5)
+    return Phase(64, [512, 1024], True, True, index_loss_every=1, copy_weight=0.3)
 
 
-DRAFT_PHASE = Phase([512], select_rows=True, quantise=True, index_loss_every=0)
+DRAFT_PHASE = Phase(64, [512], select_rows=True, quantise=True, index_loss_every=0, copy_weight=0)
 
 
 def main_rate(progress, step, resumed):
@@ -246,7 +295,7 @@ def main_rate(progress, step, resumed):
 
 
 def draft_rate(progress, step):
-    return min(1, (step + 1) / 50) * max(0.03, 1 - progress)
+    return min(1, (step + 1) / 20) * max(0.03, 1 - progress)
 
 
 def matrix_shape(name, weight):
@@ -322,13 +371,14 @@ class Shared:
 
 
 class Worker:
-    def __init__(self, rank, options, config, shared, engram, documents, past):
+    def __init__(self, rank, options, config, shared, engram, documents, past, tokenizer):
         torch.set_num_threads(1)
         seed = int(time.time())  # the length of a run is in minutes: no two runs are the same
         torch.manual_seed(rank + seed)
         self.rank, self.options, self.config, self.shared = rank, options, config, shared
         self.model = Nano(config, shared.parameters, engram)
-        self.stream = Stream(documents, 1000 * rank + seed % 1000)
+        mix = DRAFT_MIX if options.mode == "draft" else MIX
+        self.stream = Stream(documents, mix, 1000 * rank + seed % 1000, tokenizer)
         self.mine = shared.half_of(rank)
         self.step, self.tokens, self.past = 0, past["tokens"], past["step"]
         self.averages = {}
@@ -347,14 +397,14 @@ class Worker:
             wait()  # both have updated their half
             if self.rank == 0:
                 used = min(1.0, (time.time() - start) / (self.options.minutes * 60))
-                progress = self.options.start + (1 - self.options.start) * used
-                self.shared.progress.fill_(progress)
-                if progress >= 1 or time.time() - saved > SAVE_SECONDS:
+                progress = self.options.start + (self.options.end - self.options.start) * used
+                self.shared.progress.fill_(progress if used < 1 else self.options.end)
+                if used >= 1 or time.time() - saved > SAVE_SECONDS:
                     saved = time.time()
                     self.save(progress)
             wait()
             progress = self.shared.progress.item()
-            if progress >= 1:
+            if progress > self.options.end - 1e-6:
                 break
             loss = self.forward_backward(progress)
             wait()  # both gradients are complete
@@ -368,6 +418,7 @@ class Worker:
         length = phase.lengths[self.step % len(phase.lengths)]
         batch = max(1, TOKENS_PER_STEP // length)
         self.model.select_rows = phase.select_rows
+        self.model.config["sliding_window"] = phase.window
         self.model.quantise = self.model.quantise_weights = phase.quantise
         ids, labels, weights = self.stream.batch(batch, length)
         x, target = ids[:, :-1].contiguous(), ids[:, 1:].flatten()
@@ -378,12 +429,23 @@ class Worker:
             loss.backward()
         else:
             every = phase.index_loss_every
-            want_index_loss = self.step % every == 0 or length == 2048
-            nll, weights = torch.empty(batch * length), weights.flatten()
+            want_index_loss = self.step % every == 0
+            nll = torch.empty(batch * length)
+            if phase.copy_weight:
+                self.model.copy_targets, self.model.following = (
+                    copy_targets(ids, weights),
+                    ids[:, 1:],
+                )
             final = self.model.forward(x, want_index_loss)
+            weights = weights.flatten()
             head, weight = self.shared.parameters["head.weight"], 0.5 * weights / weights.sum()
             loss = operations.HeadCrossEntropy.apply(final, head, target, weight, nll)
-            (loss + 0.5 * self.model.index_loss).backward()
+            copying = self.model.find_loss + self.model.say_loss
+            auxiliary = 0.5 * self.model.index_loss + phase.copy_weight * copying
+            (loss + auxiliary).backward()
+            for name, value in (("find", self.model.find_loss), ("say", self.model.say_loss)):
+                value = value.item() / len(COPYING_LAYERS)
+                self.averages[name] = 0.9 * self.averages.get(name, value) + 0.1 * value
             self.average_by_category(labels[:, 1:].flatten(), weights, nll)
         for prefix, counts in self.model.expert_counts.items():
             self.shared.expert_counts[self.rank][prefix][:] = counts
@@ -447,7 +509,7 @@ class Worker:
         content = dict(
             parameters={n: v.detach().clone() for n, v in self.shared.parameters.items()},
             optimiser={n: [m.clone() for m in ms] for n, ms in self.shared.optimiser.items()},
-            config=CONFIG,  # --window is for training only
+            config=CONFIG,
             tokens=self.tokens,
             progress=progress,
             step=self.past + self.step,
@@ -497,6 +559,14 @@ def draft_loss(model, x, averages):
     return 0.5 * loss
 
 
+def load_past(path):
+    """A training checkpoint, or a folder in the release format: the optimiser then starts anew."""
+    if path.is_file():
+        return torch.load(path)
+    parameters, *_ = release.read(path)
+    return dict(parameters=parameters, optimiser=None, tokens=0, step=0, progress=0.0)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("mode", choices=("main", "draft"))
@@ -504,26 +574,23 @@ def main():
     parser.add_argument("tokenizer", type=Path, help="tokenizer.json")
     parser.add_argument("checkpoint", type=Path, help="written every few minutes and at the end")
     parser.add_argument("minutes", type=float)
-    parser.add_argument("--resume", type=Path, metavar="CHECKPOINT", help="required for draft")
-    parser.add_argument("--start", type=float, default=0.0, help="position in the schedule, 0 to 1")
-    parser.add_argument("--rate", type=float, default=5e-3, help="peak learning rate")
     parser.add_argument(
-        "--window",
-        type=int,
-        default=CONFIG["sliding_window"],
-        help="train with another sliding window (the stored configuration keeps its own)",
+        "--resume", type=Path, metavar="CHECKPOINT", help="or a model folder; required for draft"
     )
+    parser.add_argument("--start", type=float, default=0.0, help="position in the schedule, 0 to 1")
+    parser.add_argument("--end", type=float, default=1.0, help="where in the schedule to stop")
+    parser.add_argument("--rate", type=float, default=5e-3, help="peak learning rate")
     options = parser.parse_args()
     if options.mode == "draft" and not options.resume:
         parser.error("draft needs --resume")
     torch.set_num_threads(1)
     tokenizer = Tokenizer(options.tokenizer)
-    config = dict(CONFIG, sliding_window=options.window)
+    config = dict(CONFIG)
     engram = Engram(config, tokens.token_map(tokenizer.json))
     documents = load_documents(options.corpus, tokenizer)
     past = dict(parameters=None, optimiser=None, tokens=0, step=0)
     if options.resume:
-        past = torch.load(options.resume)
+        past = load_past(options.resume)
         print(f"resumed after {past['tokens']} tokens at progress {past['progress']:.3f}")
     else:
         past["parameters"] = new_parameters(config, engram.sizes)
@@ -533,7 +600,7 @@ def main():
 
     def work(rank):
         try:
-            Worker(rank, options, config, shared, engram, documents, past).run()
+            Worker(rank, options, config, shared, engram, documents, past, tokenizer).run()
         except BaseException:
             shared.barrier.abort()  # the other process would wait for ever
             raise
