@@ -14,13 +14,12 @@ int64_t aligned(int64_t bytes) {
 }
 
 int64_t plane_bytes(const StatePlane& plane) {
-  return aligned(plane.num_rows * plane.value_bytes) + aligned(plane.num_rows * plane.scale_bytes);
+  return aligned(plane.num_rows * plane.row_bytes());
 }
 
 // Puts a plane behind what is there.
 void append(std::vector<StatePlane>& planes, int64_t& end, StatePlane plane) {
   plane.values_offset = end;
-  plane.scales_offset = end + aligned(plane.num_rows * plane.value_bytes);
   end += plane_bytes(plane);
   planes.push_back(plane);
 }

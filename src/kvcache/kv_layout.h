@@ -29,7 +29,7 @@ inline constexpr int kNumStateKinds = 5;
 std::string_view state_kind_name(StateKind kind);
 
 // Rows of one kind and one layer, inside a block (compressed rows, index keys) or inside a
-// sequence's slot (the rest). Planar: the values of all rows, then their scales.
+// sequence's slot (the rest): one after the other, each its values, then its scales.
 struct StatePlane {
   StateKind kind = StateKind::kCompressedRow;
   int64_t layer = 0;           // of the backbone; of a draft ring the stage
@@ -38,7 +38,6 @@ struct StatePlane {
   int64_t value_bytes = 0;     // of one row
   int64_t scale_bytes = 0;     // of one row; 0: none
   int64_t values_offset = 0;   // from the start of the block or slot; a multiple of kPlaneAlignment
-  int64_t scales_offset = 0;   // likewise
 
   int64_t row_bytes() const { return value_bytes + scale_bytes; }
 };

@@ -10,15 +10,6 @@
 namespace millrace::ref {
 namespace {
 
-// The largest magnitude by its bits: a NaN counts above infinity, so it is never lost.
-uint32_t amax_bits(const float* x, int64_t count) {
-  uint32_t largest = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    largest = std::max(largest, std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu);
-  }
-  return largest;
-}
-
 // The scale's code of a block. 255 or, in nvfp4, 0x7f: not finite.
 uint8_t block_scale(KeyFormat format, const float* x) {
   const uint32_t largest = amax_bits(x, key_block(format));

@@ -8,11 +8,7 @@
 #include "tensor/dims.h"
 
 namespace millrace::ref {
-namespace {
 
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
-// The largest magnitude by its bits: a NaN counts above infinity, so it is never lost.
 uint32_t amax_bits(const float* x, int64_t count) {
   uint32_t largest = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -20,6 +16,10 @@ uint32_t amax_bits(const float* x, int64_t count) {
   }
   return largest;
 }
+
+namespace {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 bool is_finite(uint32_t magnitude_bits) { return magnitude_bits < 0x7f800000u; }
 

@@ -50,6 +50,8 @@ void swiglu(KernelContext&, Matrix<const float>, Matrix<const float>, std::span<
 void combine_experts(KernelContext&, TensorView<const float, 3>, Matrix<const float>, Matrix<float>,
                      Rounding);
 
+// The largest magnitude by its bits: a NaN counts above infinity, so it is never lost.
+uint32_t amax_bits(const float* x, int64_t count);
 // One row of keys to floats.
 void unpack_row(KeyFormat format, const std::byte* row, int64_t width, float* out);
 
