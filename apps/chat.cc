@@ -207,13 +207,12 @@ class Chat {
     ASSIGN_OR_RETURN(const Prompt prompt, llm_.encode_chat(request_));
     ReplyPrinter printer(options_.fold);
     Interrupts::take();  // one that came while nothing was running
-    return llm_.generate(
-        prompt, sampling_,
-        [&](const AnswerEvent& event) {
-          printer.print_events(event.reply);
-          return !Interrupts::take();
-        },
-        num_retries_);
+    AnswerRequest request{prompt, sampling_};
+    request.choice_idx = num_retries_;
+    return llm_.generate(std::move(request), [&](const AnswerEvent& event) {
+      printer.print_events(event.reply);
+      return !Interrupts::take();
+    });
   }
 
   Result<bool> remember(const Answer& answer) {

@@ -162,32 +162,67 @@ std::string answer_json(const Llm& llm, const Prompt& prompt, const Answer& answ
   return json.end_object().text();
 }
 
-// Runs one answer and shows it as text while it comes, or afterwards as JSON.
-Result<Answer> show_answer(const GenerateOptions& options, const Prompt& prompt,
-                           const SamplingParams& sampling, int index, Llm& llm) {
-  std::optional<ReplyPrinter> printer;
-  if (!options.json && prompt.reply_start) printer.emplace(/*fold=*/false);
-  ASSIGN_OR_RETURN(Answer answer,
-                   llm.generate(
-                       prompt, sampling,
-                       [&](const AnswerEvent& event) {
-                         if (printer) {
-                           printer->print_events(event.reply);
-                         } else if (!options.json && !event.text.empty()) {
-                           print(event.text);
-                         }
-                         return !Interrupts::take();
-                       },
-                       index));
-  if (options.json) {
-    print(answer_json(llm, prompt, answer, index) + "\n");
-  } else if (printer) {
-    printer->finish();
-  } else {
-    print("\n");
+// Shows the choices one after the other, each as it comes once the one before has ended.
+class ChoicePrinter {
+ public:
+  ChoicePrinter(int32_t num_choices, bool is_chat) : choices_(size_t(num_choices)), is_chat_(is_chat) {
+    begin();
   }
-  return answer;
-}
+
+  void take(const AnswerEvent& event) {
+    Choice& choice = choices_[size_t(event.choice_idx)];
+    choice.text += event.text;
+    choice.reply.insert(choice.reply.end(), event.reply.begin(), event.reply.end());
+    choice.has_ended = event.step.finish_reason.has_value();
+    show();
+  }
+
+  // Nothing more comes.
+  void finish() {
+    if (shown_ < choices_.size()) end();
+  }
+
+ private:
+  struct Choice {
+    std::string text;               // not shown yet
+    std::vector<ReplyEvent> reply;  // not shown yet
+    bool has_ended = false;
+  };
+
+  void begin() {
+    if (choices_.size() > 1) print(format("--- ", shown_ + 1, " of ", choices_.size(), " ---\n"));
+    if (is_chat_) printer_.emplace(/*fold=*/false);
+  }
+
+  void show() {
+    while (shown_ < choices_.size()) {
+      Choice& choice = choices_[shown_];
+      if (printer_) {
+        printer_->print_events(choice.reply);
+      } else if (!choice.text.empty()) {
+        print(choice.text);
+      }
+      choice.text.clear();
+      choice.reply.clear();
+      if (!choice.has_ended) return;
+      end();
+      if (++shown_ < choices_.size()) begin();
+    }
+  }
+
+  void end() {
+    if (printer_) {
+      printer_->finish();
+    } else {
+      print("\n");
+    }
+  }
+
+  std::vector<Choice> choices_;
+  const bool is_chat_;
+  size_t shown_ = 0;  // the choice that is being shown
+  std::optional<ReplyPrinter> printer_;
+};
 
 }  // namespace
 
@@ -214,18 +249,28 @@ int run_generate(const GenerateOptions& flags) {
   if (!prompt.has_value()) return fail(prompt.error());
 
   const Interrupts interrupts;
-  const int num_choices = int(options.num_choices.value_or(1));
-  for (int i = 0; i < num_choices; ++i) {
-    if (num_choices > 1 && !options.json)
-      print(format("--- ", i + 1, " of ", num_choices, " ---\n"));
-    const Result<Answer> answer =
-        show_answer(options, prompt.value(), sampling.value(), i, *llm.value());
-    if (!answer.has_value()) return fail(answer.error());
-    sampling.value().seed = answer.value().seed;
-    if (options.stats) std::cerr << stats_line(answer.value()) << "\n";
-    if (answer.value().completion.finish_reason == FinishReason::kAbort) return kExitInterrupted;
+  AnswerRequest request{prompt.value(), sampling.value()};
+  request.num_choices = int32_t(options.num_choices.value_or(1));
+  const Result<std::unique_ptr<AnswerStream>> stream = llm.value()->submit(std::move(request));
+  if (!stream.has_value()) return fail(stream.error());
+  std::optional<ChoicePrinter> printer;
+  if (!options.json) printer.emplace(stream.value()->num_choices(), prompt.value().reply_start.has_value());
+  bool is_interrupted = false;
+  while (!is_interrupted) {
+    const AnswerEvent* event = stream.value()->next();
+    if (event == nullptr) break;
+    if (event->step.error) return fail(*event->step.error);
+    if (printer) printer->take(*event);
+    is_interrupted = Interrupts::take();
   }
-  return kExitOk;
+  if (printer) printer->finish();
+  int index = 0;
+  for (const Answer& answer : stream.value()->take_answers()) {
+    if (options.json) print(answer_json(*llm.value(), prompt.value(), answer, index) + "\n");
+    if (options.stats) std::cerr << stats_line(answer) << "\n";
+    ++index;
+  }
+  return is_interrupted ? kExitInterrupted : kExitOk;
 }
 
 }  // namespace millrace

@@ -248,7 +248,7 @@ void add_generate(CLI::App& app, GenerateOptions& options, std::function<int()>&
       ->transform(integer<int64_t>(-1))
       ->needs(json);
   add_output("--choices", options.num_choices,
-             "answers to the same prompt, one after the other; default: 1")
+             "answers to the same prompt, which is computed once; default: 1")
       ->transform(integer<int64_t>(1, kMaxChoices))
       ->type_name("N");
   command.add_flag("--keep-special", options.sampling.keep_special, "show control tokens")

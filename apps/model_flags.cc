@@ -25,13 +25,6 @@ Result<std::pair<int32_t, double>> parse_logit_bias(std::string_view text) {
   return bias;
 }
 
-// A word may stand at the start of a line or behind a blank: two spellings in tokens.
-void add_bad_word(const Tokenizer& tokenizer, const std::string& word, SamplingParams& params) {
-  for (const std::string& spelling : {word, " " + word}) {
-    params.bad_words_token_ids.push_back(tokenizer.encode(spelling, SpecialTokens::kPlainText));
-  }
-}
-
 }  // namespace
 
 Result<std::string> resolve_model_dir(const std::string& model_dir) {

@@ -15,14 +15,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kMaxBlockSize = 65536;
 
-class Stopwatch {
- public:
-  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
-
- private:
-  Clock::time_point start_ = Clock::now();
-};
-
 Error out_of_range(const char* what, int64_t found, const std::string& expected) {
   return {Code::kInvalidArgument, format(what, ": found ", found, ", expected ", expected)};
 }
@@ -203,43 +195,14 @@ SchedulerStats Engine::stats() const {
 
 Result<Completion> Engine::generate(const Request& request, const EventSink& on_event) {
   MR_CHECK_OP(request.num_choices, ==, 1);
-  const Stopwatch stopwatch;
+  CompletionBuilder builder(request.sampling.prompt_logprobs.has_value());
   ASSIGN_OR_RETURN(const std::unique_ptr<RequestStream> stream, submit(request));
-  Completion completion;
-  if (request.sampling.prompt_logprobs) completion.prompt_logprobs.resize(1);
-  int64_t num_bytes = 0;  // of the tokens so far
-  double last_s = 0;
-  while (std::optional<RequestStream::Event> next = stream->next()) {
-    StreamEvent& event = next->event;
-    last_s = stopwatch.seconds();
-    for (TokenLogprobs& logprobs : event.prompt_logprobs) {
-      completion.prompt_logprobs.emplace_back(std::move(logprobs));
-    }
-    if (event.token_id) {
-      completion.token_ids.push_back(*event.token_id);
-      if (event.logprobs) completion.logprobs.push_back(*event.logprobs);
-      if (completion.token_ids.size() == 1) completion.timings.time_to_first_token_s = last_s;
-      const size_t id = size_t(*event.token_id);
-      const bool is_skipped = request.sampling.skip_special_tokens && tokens_.is_control[id];
-      if (!is_skipped) num_bytes += int64_t(tokens_.bytes[id].size());
-    }
-    if (completion.token_ids.size() <= 1) completion.timings.prefill_s = last_s;
-    if (event.error) return *event.error;
-    const bool goes_on = !on_event || on_event(event);
-    if (event.finish_reason) {
-      completion.finish_reason = *event.finish_reason;
-      completion.stop_reason = event.stop_reason;
-      completion.num_output_bytes = event.num_settled_bytes;
-    } else if (!goes_on) {  // the end of the stream ends the request
-      completion.finish_reason = FinishReason::kAbort;
-      completion.num_output_bytes = num_bytes;
-      break;
-    }
+  while (const std::optional<RequestStream::Event> next = stream->next()) {
+    builder.add(next->event);
+    if (next->event.error) return *next->event.error;
+    if (on_event && !on_event(next->event)) break;  // the end of the stream ends the request
   }
-  if (!completion.token_ids.empty()) {
-    completion.timings.decode_s = last_s - completion.timings.time_to_first_token_s;
-  }
-  return completion;
+  return builder.take();
 }
 
 // ---- The engine's thread.

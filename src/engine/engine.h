@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/completion.h"
 #include "engine/executor.h"
 #include "engine/loaded_model.h"
 #include "engine/request_stream.h"
@@ -42,23 +43,6 @@ struct TokenTable {
   std::vector<uint8_t> is_control;      // left out of the output where a request skips them
   std::vector<int32_t> compressed_ids;  // tokenizer/token_map.h
   std::vector<int32_t> eos_token_ids;   // empty: the one of config.json
-};
-
-struct Timings {
-  double prefill_s = 0;              // all prompt tokens
-  double time_to_first_token_s = 0;  // prefill and the first sampling
-  double decode_s = 0;               // everything after the first token
-};
-
-struct Completion {
-  std::vector<int32_t> token_ids;  // an end or stop token included
-  FinishReason finish_reason = FinishReason::kLength;
-  StopReason stop_reason;
-  int64_t num_output_bytes = 0;         // of the output, as the last event settled them
-  std::vector<TokenLogprobs> logprobs;  // per output token, if asked for
-  // Per prompt token, if asked for; nothing comes before the first.
-  std::vector<std::optional<TokenLogprobs>> prompt_logprobs;
-  Timings timings;
 };
 
 struct EngineInfo {
@@ -101,7 +85,7 @@ class Engine {
   Result<std::unique_ptr<RequestStream>> submit(Request request,
                                                 std::function<void()> on_event = {});
 
-  // Answers a request of one choice while the caller waits.
+  // Answers a request of one choice while the caller waits. Errors: of submit(), and that of kError.
   Result<Completion> generate(const Request& request, const EventSink& on_event = {});
 
   int64_t vocab_size() const { return model_->config().vocab_size; }

@@ -6,7 +6,6 @@
 #include "chat/wire_text.h"
 #include "llm/generation_config.h"
 #include "sys/file.h"
-#include "tokenizer/detokenizer.h"
 #include "tokenizer/published_tokenizer.h"
 #include "tokenizer/token_map.h"
 #include "tokenizer/tokenizer_json.h"
@@ -63,70 +62,11 @@ TokenTable make_token_table(const Tokenizer& tokenizer, std::vector<int32_t> eos
   return table;
 }
 
-// Turns the engine's events into text: bytes of the output as they are settled, whole characters
-// of them, and what a chat's characters mean.
-class Llm::Writer {
- public:
-  Writer(const Tokenizer& tokenizer, const SamplingParams& sampling,
-         std::optional<ReplyStart> reply_start, const AnswerSink& sink, Answer& answer)
-      : tokenizer_(tokenizer),
-        skips_control_(sampling.skip_special_tokens),
-        sink_(sink),
-        answer_(answer) {
-    if (reply_start) {
-      ReplyParserOptions options;
-      options.start = *reply_start;
-      parser_.emplace(std::move(options));
-    }
+void add_bad_word(const Tokenizer& tokenizer, const std::string& word, SamplingParams& sampling) {
+  for (const std::string& spelling : {word, " " + word}) {
+    sampling.bad_words_token_ids.push_back(tokenizer.encode(spelling, SpecialTokens::kPlainText));
   }
-
-  bool on_event(const StreamEvent& step) {
-    if (step.token_id && *step.token_id < tokenizer_.vocab_size() &&
-        !(skips_control_ && tokenizer_.is_special(*step.token_id))) {
-      bytes_ += tokenizer_.token_bytes(*step.token_id);
-    }
-    write(step.num_settled_bytes, step.finish_reason.has_value());
-    return !sink_ || sink_({step, text_, events_});
-  }
-
-  // After the engine's last event. Settles what an abort left.
-  void finish(const Completion& completion) {
-    if (!is_finished_) write(completion.num_output_bytes, true);
-    const std::string_view reason = finish_reason_name(completion.finish_reason);
-    answer_.finish_reason = parser_ ? parser_->finish_reason(reason) : std::string(reason);
-  }
-
- private:
-  void write(int64_t num_settled_bytes, bool is_last) {
-    text_.clear();
-    events_.clear();
-    const size_t count = size_t(num_settled_bytes) - num_written_;
-    utf8_.push(std::string_view(bytes_).substr(0, count), text_);
-    bytes_.erase(0, count);
-    num_written_ += count;
-    if (is_last) utf8_.finish(text_);
-    answer_.text += text_;
-    is_finished_ = is_last;
-    if (!parser_) return;
-    events_ = parser_->feed(text_);
-    if (is_last) {
-      for (ReplyEvent& event : parser_->finish()) events_.push_back(std::move(event));
-    }
-    for (const ReplyEvent& event : events_) answer_.reply.add(event);
-  }
-
-  const Tokenizer& tokenizer_;
-  const bool skips_control_;
-  const AnswerSink& sink_;
-  Answer& answer_;
-  std::optional<ReplyParser> parser_;
-  Utf8Stream utf8_;
-  std::string bytes_;  // of the output, from byte num_written_ on
-  size_t num_written_ = 0;
-  bool is_finished_ = false;
-  std::string text_;                // of the current step
-  std::vector<ReplyEvent> events_;  // of the current step
-};
+}
 
 Result<Tokenizer> open_tokenizer(const std::string& model_dir) {
   const std::string path = model_dir + "/tokenizer.json";
@@ -179,28 +119,39 @@ Result<Prompt> Llm::encode_chat(const ChatRequest& chat) const {
   return Prompt{tokenizer_.encode(segments), encoded.reply_start};
 }
 
-Result<Answer> Llm::generate(const Prompt& prompt, const SamplingParams& sampling,
-                             const AnswerSink& on_event, int32_t choice_idx) {
+Result<std::unique_ptr<AnswerStream>> Llm::submit(AnswerRequest wish,
+                                                  std::function<void()> on_event) {
+  const std::optional<ReplyStart> reply_start = wish.prompt.reply_start;
   Request request;
-  request.request_id = format(++num_requests_);
-  request.prompt_token_ids = prompt.token_ids;
-  request.sampling = sampling;
-  request.choice_idx = choice_idx;
+  request.request_id = std::move(wish.request_id);
+  if (request.request_id.empty()) request.request_id = format(++num_requests_);
+  request.prompt_token_ids = std::move(wish.prompt.token_ids);
+  request.sampling = std::move(wish.sampling);
+  request.choice_idx = wish.choice_idx;
+  request.num_choices = wish.num_choices;
+  request.priority = wish.priority;
+  request.fairness_key = std::move(wish.fairness_key);
+  request.timeout_ms = wish.timeout_ms;
   if (!request.sampling.seed) request.sampling.seed = draw_seed();
-  if (prompt.reply_start) {
+  if (reply_start) {
     // Control tokens are markup that the reply parser reads.
     request.sampling.skip_special_tokens = false;
-    request.stop_scope = stop_scope(tokenizer_, *prompt.reply_start);
-    if (*prompt.reply_start == ReplyStart::kToolCalls) request.sampling.stop.clear();
+    request.stop_scope = stop_scope(tokenizer_, *reply_start);
+    if (*reply_start == ReplyStart::kToolCalls) request.sampling.stop.clear();
   }
-  Answer answer;
-  answer.num_prompt_tokens = int64_t(prompt.token_ids.size());
-  answer.seed = *request.sampling.seed;
-  Writer writer(tokenizer_, request.sampling, prompt.reply_start, on_event, answer);
-  ASSIGN_OR_RETURN(answer.completion,
-                   engine_->generate(request, [&](const StreamEvent& step) { return writer.on_event(step); }));
-  writer.finish(answer.completion);
-  return answer;
+  ASSIGN_OR_RETURN(std::unique_ptr<RequestStream> stream,
+                   engine_->submit(request, std::move(on_event)));
+  return std::make_unique<AnswerStream>(tokenizer_, request, reply_start, std::move(stream));
+}
+
+Result<Answer> Llm::generate(AnswerRequest request, const AnswerSink& on_event) {
+  MR_CHECK_OP(request.num_choices, ==, 1);
+  ASSIGN_OR_RETURN(const std::unique_ptr<AnswerStream> stream, submit(std::move(request)));
+  while (const AnswerEvent* event = stream->next()) {
+    if (event->step.error) return *event->step.error;
+    if (on_event && !on_event(*event)) break;
+  }
+  return std::move(stream->take_answers()[0]);
 }
 
 }  // namespace millrace

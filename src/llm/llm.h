@@ -2,6 +2,7 @@
 
 // The text front door: text or messages in; text, reasoning and tool calls out.
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -13,8 +14,8 @@
 #include "base/status.h"
 #include "chat/encoder.h"
 #include "chat/messages.h"
-#include "chat/reply_parser.h"
 #include "engine/engine.h"
+#include "llm/answer_stream.h"
 #include "request/request.h"
 #include "tokenizer/tokenizer.h"
 
@@ -26,29 +27,24 @@ struct Prompt {
   std::optional<ReplyStart> reply_start;  // none: plain text
 };
 
-// One step of an answer, valid during the call. All text is whole characters.
-struct AnswerEvent {
-  const StreamEvent& step;
-  std::string_view text;                // that this step settled
-  const std::vector<ReplyEvent>& reply; // the same text of a chat, parsed
-};
-
-struct Answer {
-  std::string text;  // a chat's as the model wrote it, without its end token
-  Reply reply;       // a chat's text, parsed
-  // "stop", "length", "tool_calls" (chat), "abort".
-  std::string finish_reason;
-  int64_t num_prompt_tokens = 0;
-  uint64_t seed = 0;  // the request's, or the one drawn for it
-  Completion completion;
+struct AnswerRequest {
+  Prompt prompt = {};
+  // Draws a seed if there is none. In a chat, stop strings end the answer only: not reasoning, not
+  // tool calls.
+  SamplingParams sampling = {};
+  // The rest is as in request/request.h.
+  int32_t choice_idx = 0, num_choices = 1;
+  int32_t priority = 0;
+  std::string fairness_key = {}, request_id = {};
+  std::optional<double> timeout_ms = {};
 };
 
 // Engine, tokenizer and chat encoding of one model directory.
 //
-// Threading: one owner thread calls generate(); the rest only reads.
+// Threading: any thread may call everything. Streams must be gone before it is.
 class Llm {
  public:
-  // Sees an answer as it comes; false ends it.
+  // Sees an answer as it comes; false ends it with "abort".
   using AnswerSink = std::function<bool(const AnswerEvent&)>;
 
   // Reads tokenizer.json, and generation_config.json if there is one, beside the checkpoint.
@@ -62,17 +58,19 @@ class Llm {
   Prompt encode_text(std::string_view text, SpecialTokens mode, bool add_bos) const;
   Result<Prompt> encode_chat(const ChatRequest& chat) const;
 
-  // Draws a seed if `sampling` has none. `choice_idx` tells several answers to one prompt apart.
-  // In a chat, stop strings end the answer only: not reasoning, not tool calls.
-  Result<Answer> generate(const Prompt& prompt, const SamplingParams& sampling,
-                          const AnswerSink& on_event = {}, int32_t choice_idx = 0);
+  // Begins to answer. Refuses at once what makes no sense, does not fit (kInvalidArgument) or would
+  // be one too many (kExhausted).
+  //   on_event  called by the engine's thread when there is something to read; must not block
+  Result<std::unique_ptr<AnswerStream>> submit(AnswerRequest request,
+                                               std::function<void()> on_event = {});
+
+  // Answers a request of one choice while the caller waits. Errors: of submit(), and of the answer.
+  Result<Answer> generate(AnswerRequest request, const AnswerSink& on_event = {});
 
   const Tokenizer& tokenizer() const { return tokenizer_; }
   Engine& engine() const { return *engine_; }
 
  private:
-  class Writer;
-
   Llm(Tokenizer tokenizer, SamplingParams default_sampling, std::unique_ptr<Engine> engine)
       : tokenizer_(std::move(tokenizer)),
         default_sampling_(std::move(default_sampling)),
@@ -81,8 +79,11 @@ class Llm {
   Tokenizer tokenizer_;
   SamplingParams default_sampling_;
   std::unique_ptr<Engine> engine_;
-  uint64_t num_requests_ = 0;
+  std::atomic<uint64_t> num_requests_{0};
 };
+
+// Bans a word in both spellings in tokens: at the start of a line, and behind a blank.
+void add_bad_word(const Tokenizer& tokenizer, const std::string& word, SamplingParams& sampling);
 
 // What an engine needs to know of a tokenizer. Without end tokens those of config.json count.
 TokenTable make_token_table(const Tokenizer& tokenizer, std::vector<int32_t> eos_token_ids);

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <thread>
 
 #include "chat/request_parser.h"
 #include "sys/file.h"
@@ -70,7 +72,7 @@ TEST_F(LlmTest, TextStartsWithTheBeginTokenOnce) {
 }
 
 TEST_F(LlmTest, AChatIsThoughtAboutThenAnswered) {
-  const Answer answer = llm().generate(chat(kCapital), greedy(100)).value();
+  const Answer answer = llm().generate({chat(kCapital), greedy(100)}).value();
   EXPECT_EQ(answer.reply.reasoning, "The user asks for the capital of France. It is Paris.");
   EXPECT_EQ(answer.reply.content, "The capital of France is Paris.");
   EXPECT_EQ(answer.text, answer.reply.reasoning + "</think>" + answer.reply.content);
@@ -81,17 +83,17 @@ TEST_F(LlmTest, AChatIsThoughtAboutThenAnswered) {
 TEST_F(LlmTest, StopStringsOfAChatLeaveItsReasoningAlone) {
   SamplingParams params = greedy(100);
   params.stop = {"capital"};
-  Answer answer = llm().generate(chat(kCapital), params).value();
+  Answer answer = llm().generate({chat(kCapital), params}).value();
   EXPECT_EQ(answer.reply.reasoning, "The user asks for the capital of France. It is Paris.");
   EXPECT_EQ(answer.reply.content, "The ");
   EXPECT_EQ(answer.finish_reason, "stop");
   EXPECT_EQ(answer.completion.stop_reason, StopReason("capital"));
-  answer = llm().generate(chat(kCapitalAtOnce), params).value();
+  answer = llm().generate({chat(kCapitalAtOnce), params}).value();
   EXPECT_EQ(answer.reply.content, "The ");
 }
 
 TEST_F(LlmTest, AToolCallComesOutAsACall) {
-  const Answer answer = llm().generate(chat(kWeather), greedy(200)).value();
+  const Answer answer = llm().generate({chat(kWeather), greedy(200)}).value();
   EXPECT_EQ(answer.finish_reason, "tool_calls");
   ASSERT_EQ(answer.reply.tool_calls.size(), 1u);
   EXPECT_EQ(answer.reply.tool_calls[0].name, "get_weather");
@@ -101,7 +103,7 @@ TEST_F(LlmTest, AToolCallComesOutAsACall) {
 TEST_F(LlmTest, AStopStringInsideToolMarkupDoesNotStop) {
   SamplingParams params = greedy(200);
   params.stop = {"invoke"};
-  EXPECT_EQ(llm().generate(chat(kWeather), params).value().finish_reason, "tool_calls");
+  EXPECT_EQ(llm().generate({chat(kWeather), params}).value().finish_reason, "tool_calls");
 }
 
 // Tokens outside ASCII are made likely: many of them cut characters in pieces.
@@ -119,7 +121,7 @@ TEST_F(LlmTest, EventsAreWholeCharactersAndAddUpToTheAnswer) {
       std::string text;
       Reply reply;
       bool saw_replacement = false;
-      const Answer answer = llm().generate(prompt, params,
+      const Answer answer = llm().generate({prompt, params},
                                            [&](const AnswerEvent& event) {
                                              std::string_view rest = event.text;
                                              while (!rest.empty()) {
@@ -142,7 +144,7 @@ TEST_F(LlmTest, EventsAreWholeCharactersAndAddUpToTheAnswer) {
 
 TEST_F(LlmTest, AnAbortedAnswerKeepsWhatWasSaid) {
   int num_tokens = 0;
-  const Answer answer = llm().generate(chat(kCapitalAtOnce), greedy(100),
+  const Answer answer = llm().generate({chat(kCapitalAtOnce), greedy(100)},
                                        [&](const AnswerEvent& event) {
                                          num_tokens += event.step.token_id.has_value();
                                          return num_tokens < 3;
@@ -158,15 +160,68 @@ TEST_F(LlmTest, ASeedIsDrawnAndReportedSoThatTheAnswerCanBeRepeated) {
   SamplingParams params = greedy(20);
   params.temperature = 1;
   const Prompt prompt = llm().encode_text("Once upon a time", SpecialTokens::kPlainText, true);
-  const Answer first = llm().generate(prompt, params).value();
-  const Answer other = llm().generate(prompt, params).value();
+  const Answer first = llm().generate({prompt, params}).value();
+  const Answer other = llm().generate({prompt, params}).value();
   EXPECT_NE(first.seed, other.seed);
   params.seed = first.seed;
-  const Answer again = llm().generate(prompt, params).value();
+  const Answer again = llm().generate({prompt, params}).value();
   EXPECT_EQ(again.seed, first.seed);
   EXPECT_EQ(again.completion.token_ids, first.completion.token_ids);
-  const Answer choice = llm().generate(prompt, params, {}, /*choice_idx=*/1).value();
-  EXPECT_NE(choice.completion.token_ids, first.completion.token_ids);
+}
+
+// The events of the choices come in any order; each choice's are what it says alone.
+TEST_F(LlmTest, SeveralChoicesToOnePromptAreDifferentAndTheFirstIsTheOneThatComesAlone) {
+  AnswerRequest request;
+  request.prompt = chat(kCapitalAtOnce);
+  request.sampling = greedy(20);
+  request.sampling.temperature = 1.5;
+  request.sampling.seed = 7;
+  const Answer alone = llm().generate({request.prompt, request.sampling}).value();
+  request.num_choices = 3;
+  const std::unique_ptr<AnswerStream> stream = std::move(llm().submit(request).value());
+  std::vector<std::string> texts(3);
+  while (const AnswerEvent* event = stream->next()) texts[size_t(event->choice_idx)] += event->text;
+  const std::vector<Answer> answers = stream->take_answers();
+  ASSERT_EQ(answers.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(answers[i].text, texts[i]);
+  EXPECT_EQ(answers[0].completion.token_ids, alone.completion.token_ids);
+  EXPECT_NE(answers[1].completion.token_ids, answers[0].completion.token_ids);
+  EXPECT_NE(answers[2].completion.token_ids, answers[1].completion.token_ids);
+}
+
+TEST_F(LlmTest, ACancelledStreamEndsEveryChoiceWithAbort) {
+  AnswerRequest request;
+  request.prompt = chat(kCapitalAtOnce);
+  request.sampling = greedy(4000);
+  request.sampling.ignore_eos = true;
+  request.num_choices = 2;
+  const std::unique_ptr<AnswerStream> stream = std::move(llm().submit(request).value());
+  int num_ended = 0;
+  while (const AnswerEvent* event = stream->next()) {
+    if (event->step.num_computed_tokens > 20) stream->cancel();
+    num_ended += event->step.finish_reason == FinishReason::kAbort;
+  }
+  EXPECT_EQ(num_ended, 2);
+  for (const Answer& answer : stream->take_answers()) EXPECT_EQ(answer.finish_reason, "abort");
+}
+
+TEST_F(LlmTest, ManyThreadsAskAtOnce) {
+  const Answer want = llm().generate({chat(kCapital), greedy(60)}).value();
+  std::vector<std::thread> threads;
+  std::vector<std::string> texts(8);
+  for (std::string& text : texts) {
+    threads.emplace_back([&] { text = llm().generate({chat(kCapital), greedy(60)}).value().text; });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& text : texts) EXPECT_EQ(text, want.text);
+}
+
+TEST_F(LlmTest, TokensOfTheReasoningAreCounted) {
+  const Answer answer = llm().generate({chat(kCapital), greedy(100)}).value();
+  const std::vector<int32_t>& ids = answer.completion.token_ids;
+  const auto end = std::find(ids.begin(), ids.end(), *llm().tokenizer().token_id("</think>"));
+  EXPECT_EQ(answer.num_reasoning_tokens, end - ids.begin() + 1);
+  EXPECT_EQ(llm().generate({chat(kCapitalAtOnce), greedy(100)}).value().num_reasoning_tokens, 0);
 }
 
 TEST_F(LlmTest, ReadsTheModelsSamplingDefaults) {
