@@ -25,6 +25,10 @@ constexpr int64_t kMaxWindow = 1 << 16;    // every layer of a sequence holds on
 constexpr int64_t kMaxEngramTables = 64;
 constexpr int64_t kMaxEngramColumns = 1024;  // of all tables; each needs a prime
 constexpr int64_t kMaxEngramVocab = int64_t{1} << 31;
+// The release has 10 and 1.5. An expert's inner values stay below the limit's square, and its
+// output is multiplied by the factor: far inside fp32 even when thousands of them are added.
+constexpr double kMaxSwigluLimit = 1 << 16;
+constexpr double kMaxRoutedScalingFactor = 1 << 10;
 
 template <class Found, class... Expected>
 Error violation(std::string_view key, const Found& found, const Expected&... expected) {
@@ -139,8 +143,8 @@ Status check_sizes(const ModelConfig& c) {
       // Zero would divide by an all-zero row's norm; below FLT_MIN it may be flushed to zero.
       {"rms_norm_eps", c.rms_norm_eps, FLT_MIN, 1},
       {"hc_eps", c.hc_eps, FLT_MIN, 1},
-      {"swiglu_limit", c.swiglu_limit, FLT_MIN, FLT_MAX},
-      {"routed_scaling_factor", c.routed_scaling_factor, FLT_MIN, FLT_MAX},
+      {"swiglu_limit", c.swiglu_limit, FLT_MIN, kMaxSwigluLimit},
+      {"routed_scaling_factor", c.routed_scaling_factor, FLT_MIN, kMaxRoutedScalingFactor},
       {"gate_temp", c.gate_temp, 1, 1},
       {"rope_theta", c.rope_theta, 1.5, 1e12},
       {"compress_rope_theta", c.compress_rope_theta, 1.5, 1e12},
@@ -230,7 +234,7 @@ Status check_candidates(const ModelConfig& c) {
   if (source == -1) return {};
   if (!contains(c.kv_source_layer_ids, source)) {
     return violation("candidate_source_layer_id", source,
-                     "-1 or one of kv_source_layer_ids = ", to_text(c.kv_source_layer_ids));
+                     "-1 (no filter) or one of kv_source_layer_ids = ", to_text(c.kv_source_layer_ids));
   }
   for (const int64_t l : c.index_source_layer_ids) {
     if (l <= source) continue;

@@ -175,6 +175,25 @@ TEST(ModelConfig, DerivesTableSizesAndDraftRatiosWhenTheyAreAbsent) {
   EXPECT_EQ(result.value().compress_ratios.back(), 0);
 }
 
+TEST(ModelConfig, WhatNamesTheKindOfModelMayBeAbsent) {
+  json::object root = released();
+  root.erase("model_type");
+  root.erase("architectures");
+  root["text_config"].as_object().erase("model_type");
+  root["vision_config"].as_object().erase("model_type");
+  root["quantization_config"].as_object().erase("activation_scheme");
+  EXPECT_EQ(message_of(parse(root)), "accepted");
+}
+
+TEST(ModelConfig, ACandidateSourceOfMinusOneMeansNoFilter) {
+  json::object root = released();
+  json::object& text = root["text_config"].as_object();
+  text["candidate_source_layer_id"] = -1;
+  text.erase("candidate_topk_blocks");
+  text.erase("candidate_block_size");
+  EXPECT_EQ(message_of(parse(root)), "accepted");
+}
+
 TEST(ModelConfig, ModelsWithoutEngramOrDraftNeedNoneOfTheirFields) {
   json::object root = released();
   json::object& text = root["text_config"].as_object();
@@ -244,6 +263,16 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"text_config.topk_method", "\"greedy\"", "expected noaux_tc"},
         Refusal{"text_config.attention_bias", "true", "expected false"},
         Refusal{"text_config.rope_scaling.rope_type", "\"linear\"", "expected yarn"},
+        Refusal{"architectures", "[\"DeepseekV3ForCausalLM\"]",
+                "architectures: found [\"DeepseekV3ForCausalLM\"], expected "
+                "[\"DeepseekV41ForCausalLM\"]"},
+        Refusal{"architectures", "[\"DeepseekV41ForCausalLM\", \"Other\"]", "architectures: found"},
+        Refusal{"architectures", "[]", "architectures: found [], expected [\"Deepseek"},
+        Refusal{"architectures", "[7]", "architectures: found [7], expected a list of strings"},
+        Refusal{"quantization_config.activation_scheme", "\"static\"",
+                "quantization_config.activation_scheme: found \"static\", expected dynamic"},
+        Refusal{"vision_config.model_type", "\"clip\"",
+                "vision_config.model_type: found \"clip\", expected deepseek_v41_vision"},
         // Presence and types.
         Refusal{"text_config.hidden_size", "-",
                 "text_config.hidden_size: found nothing, expected an integer"},
@@ -315,6 +344,12 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"text_config.hc_eps", "0", "hc_eps: found 0"},
         Refusal{"text_config.swiglu_limit", "-1", "swiglu_limit: found -1"},
         Refusal{"text_config.routed_scaling_factor", "1e39", "routed_scaling_factor: found 1e+39"},
+        Refusal{"text_config.swiglu_limit", "65537",
+                "swiglu_limit: found 65537, expected a number from 1.17549e-38 to 65536"},
+        Refusal{"text_config.swiglu_limit", "4611686018427387904", "found 4.61169e+18"},
+        Refusal{"text_config.routed_scaling_factor", "1025",
+                "routed_scaling_factor: found 1025, expected a number from 1.17549e-38 to 1024"},
+        Refusal{"text_config.routed_scaling_factor", "4611686018427387904", "found 4.61169e+18"},
         Refusal{"text_config.compress_rope_theta", "1", "compress_rope_theta: found 1"},
         Refusal{"text_config.rope_theta", "1e300", "rope_theta: found 1e+300, expected a number"},
         Refusal{"text_config.rope_scaling.factor", "1000001", "factor: found 1e+06"},
@@ -343,7 +378,11 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"text_config.kv_source_layer_ids", "[2, 9, 14, 20]", "KV source 9 among them"},
         Refusal{"text_config.kv_source_layer_ids", "[8, 2, 14, 20]", "strictly ascending"},
         Refusal{"text_config.kv_source_layer_ids", "[2, 8, 14, 20, 40]", "layers from 0 to 39"},
-        Refusal{"text_config.candidate_source_layer_id", "24", "expected -1 or one of"},
+        Refusal{"text_config.candidate_source_layer_id", "24",
+                "candidate_source_layer_id: found 24, expected -1 (no filter) or one of "
+                "kv_source_layer_ids = [2, 8, 14, 20]"},
+        Refusal{"text_config.candidate_source_layer_id", "-2", "found -2, expected -1 (no filter)"},
+        Refusal{"text_config.candidate_source_layer_id", "null", "found nothing"},
         Refusal{"text_config.candidate_source_layer_id", "8", "of candidate source 8"},
         Refusal{"text_config.candidate_topk_blocks", "0", "candidate_topk_blocks: found 0"},
         Refusal{"text_config.candidate_block_size", "-8", "candidate_block_size: found -8"},
@@ -351,6 +390,8 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"text_config.engram_num_embeddings", "[384006168, 384016683]",
                 "engram_num_embeddings[1]: found 384016683, expected 384016682"},
         Refusal{"text_config.engram_num_embeddings", "[384006168]", "found 1 entries"},
+        Refusal{"text_config.engram_num_embeddings", "null",
+                "text_config.engram_num_embeddings: found null, expected a list"},
         Refusal{"text_config.engram_layer_ids", "[14, 1]", "strictly ascending"},
         Refusal{"text_config.engram_max_ngram_size", "1", "engram_max_ngram_size: found 1"},
         Refusal{"text_config.engram_head_dim", "100", "engram_head_dim: found 100"},

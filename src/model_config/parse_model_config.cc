@@ -74,12 +74,22 @@ class Reader {
     read(key, out, false);
   }
 
+  // The same, but null is refused: a size that somebody lost is not one that is left out.
+  template <class T>
+  void optional_not_null(std::string_view key, T& out) {
+    const json::value* value = object_.if_contains(key);
+    if (status_.ok() && value != nullptr && value->is_null()) {
+      return fail({value, format(prefix_, key)}, kind_of(out));
+    }
+    read(key, out, false);
+  }
+
   // A field that may only have one value, and may be absent.
   template <class T>
   void constant(std::string_view key, T expected) {
     T found = expected;
     read(key, found, false);
-    if (status_.ok() && found != expected) fail(find(key), format(std::boolalpha, expected));
+    if (status_.ok() && found != expected) fail(find(key), text_of(expected));
   }
 
  private:
@@ -141,6 +151,13 @@ class Reader {
     return "a list of at most 4096 integers";
   }
   static_assert(kMaxListEntries == 4096);
+  static std::string_view kind_of(const std::vector<std::string>&) { return "a list of strings"; }
+
+  static std::string text_of(bool value) { return value ? "true" : "false"; }
+  static std::string text_of(const std::string& value) { return value; }
+  static std::string text_of(const std::vector<std::string>& values) {
+    return json::serialize(json::value_from(values));
+  }
 
   static bool assign(const json::value& value, int64_t& out) {
     if (!value.is_int64()) return false;  // an uint64 here is one beyond the range of int64
@@ -168,6 +185,15 @@ class Reader {
     for (const json::value& entry : value.get_array()) {
       if (!entry.is_int64()) return false;
       out.push_back(entry.get_int64());
+    }
+    return true;
+  }
+
+  static bool assign(const json::value& value, std::vector<std::string>& out) {
+    if (!value.is_array() || value.get_array().size() > kMaxListEntries) return false;
+    out.clear();
+    for (const json::value& entry : value.get_array()) {
+      if (!assign(entry, out.emplace_back())) return false;
     }
     return true;
   }
@@ -237,7 +263,7 @@ void read_text(Reader& in, ModelConfig& c) {
 
   in.required("engram_layer_ids", c.engram_layer_ids);
   if (!c.engram_layer_ids.empty()) {
-    in.optional("engram_num_embeddings", c.engram_num_embeddings);
+    in.optional_not_null("engram_num_embeddings", c.engram_num_embeddings);
     in.required("engram_max_ngram_size", c.engram_max_ngram_size);
     in.required("engram_vocab_size", c.engram_vocab_size);
     in.required("engram_n_heads", c.engram_n_heads);
@@ -267,6 +293,8 @@ void read_quantization(Reader& in, QuantizationConfig& q) {
   in.required("quantization_config.quant_method", q.quant_method);
   in.required("quantization_config.scale_fmt", q.scale_fmt);
   in.required("quantization_config.expert_dtype", q.expert_dtype);
+  // Activations are scaled by what each block of them holds, not by stored numbers.
+  in.constant("quantization_config.activation_scheme", std::string("dynamic"));
   if (in.has("quantization_config")) {
     in.required("quantization_config.weight_block_size", q.weight_block_size);
   } else {
@@ -279,6 +307,7 @@ void read_quantization(Reader& in, QuantizationConfig& q) {
 void read_vision(Reader& in, std::optional<VisionConfig>& vision) {
   if (!in.has("vision_config.num_hidden_layers") && !in.has("vision_config")) return;
   vision.emplace();
+  in.constant("vision_config.model_type", std::string("deepseek_v41_vision"));
   in.required("vision_config.num_hidden_layers", vision->num_hidden_layers);
   in.required("vision_config.hidden_size", vision->hidden_size);
   in.required("vision_config.intermediate_size", vision->intermediate_size);
@@ -306,6 +335,7 @@ Result<ModelConfig> parse_model_config(std::string_view text) {
                 nested == nullptr ? "" : "text_config.");
   // The kind of model first: another model's config would fail on any field.
   top.constant("model_type", std::string("deepseek_v41"));
+  top.constant("architectures", std::vector<std::string>{"DeepseekV41ForCausalLM"});
   if (nested != nullptr) fields.constant("model_type", std::string("deepseek_v41_text"));
   top.constant("tie_word_embeddings", false);
   top.optional("bos_token_id", config.bos_token_id);
