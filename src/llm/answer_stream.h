@@ -9,8 +9,7 @@
 
 #include "chat/messages.h"
 #include "chat/reply_parser.h"
-#include "engine/completion.h"
-#include "engine/request_stream.h"
+#include "engine/engine.h"
 #include "request/request.h"
 #include "tokenizer/tokenizer.h"
 
