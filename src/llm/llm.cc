@@ -5,6 +5,7 @@
 #include "base/format.h"
 #include "chat/wire_text.h"
 #include "llm/generation_config.h"
+#include "model_config/model_config.h"
 #include "sys/file.h"
 #include "tokenizer/published_tokenizer.h"
 #include "tokenizer/token_map.h"
@@ -13,7 +14,8 @@
 namespace millrace {
 namespace {
 
-constexpr size_t kMaxGenerationConfigBytes = 1 << 20;
+constexpr size_t kMaxConfigBytes = 1 << 20;  // of config.json and generation_config.json
+constexpr int64_t kNoToken = -1;             // of image_token_id: no token stands for an image
 
 Error in_file(const std::string& path, const Error& error) {
   return {error.code, format(path, ": ", error.message)};
@@ -21,7 +23,7 @@ Error in_file(const std::string& path, const Error& error) {
 
 Result<GenerationConfig> open_generation_config(const std::string& model_dir) {
   const std::string path = model_dir + "/generation_config.json";
-  const Result<std::string> text = read_file(path, kMaxGenerationConfigBytes);
+  const Result<std::string> text = read_file(path, kMaxConfigBytes);
   if (!text.has_value()) {
     if (text.error().code == Code::kNotFound) return GenerationConfig{};
     return text.error();
@@ -29,6 +31,31 @@ Result<GenerationConfig> open_generation_config(const std::string& model_dir) {
   Result<GenerationConfig> config = parse_generation_config(text.value());
   if (!config.has_value()) return in_file(path, config.error());
   return config;
+}
+
+// config.json's ids of control tokens are those of the tokenizer, where it has such tokens. A text
+// that begins or ends with another token than the model was told of would only answer worse.
+Status check_control_tokens(const std::string& model_dir, const Tokenizer& tokenizer) {
+  const std::string path = model_dir + "/config.json";
+  ASSIGN_OR_RETURN(const std::string text, read_file(path, kMaxConfigBytes));
+  const Result<ModelConfig> parsed = parse_model_config(text);
+  if (!parsed.has_value()) return in_file(path, parsed.error());
+  const ModelConfig& config = parsed.value();
+  struct ControlToken {
+    std::string_view key, literal;
+    int64_t id;
+  };
+  for (const ControlToken& token :
+       {ControlToken{"bos_token_id", wire::kBos, config.bos_token_id},
+        ControlToken{"eos_token_id", wire::kEos, config.eos_token_id},
+        ControlToken{"image_token_id", wire::kImage, config.image_token_id}}) {
+    const std::optional<int32_t> expected = tokenizer.token_id(token.literal);
+    if (!expected || token.id == *expected || token.id == kNoToken) continue;
+    return Error{Code::kInvalidArgument,
+                 format(path, ": ", token.key, ": found ", token.id, ", expected ", *expected,
+                        ", which is ", token.literal, " in tokenizer.json")};
+  }
+  return {};
 }
 
 // Below 2^53: the answer reports it, and readers of JSON keep no more of a number.
@@ -81,6 +108,7 @@ Result<Tokenizer> open_tokenizer(const std::string& model_dir) {
 Result<std::unique_ptr<Llm>> Llm::open(const EngineOptions& options, const OpenProgress& progress) {
   const std::string& model_dir = options.load.model_dir;
   ASSIGN_OR_RETURN(Tokenizer tokenizer, open_tokenizer(model_dir));
+  RETURN_IF_ERROR(check_control_tokens(model_dir, tokenizer));
   ASSIGN_OR_RETURN(GenerationConfig generation, open_generation_config(model_dir));
   TokenTable table = make_token_table(tokenizer, std::move(generation.eos_token_ids));
   ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::open(options, std::move(table), progress));

@@ -271,6 +271,14 @@ class OtherToy {
     ASSERT_TRUE(write_file(folder_ / file, content).ok());
   }
 
+  // The toy's file with one thing put differently.
+  static std::string with(const char* file, std::string_view before, std::string_view after) {
+    std::string text = read_file(std::string(kToy) + "/" + file).value();
+    const size_t at = text.find(before);
+    MR_CHECK(at != text.npos);
+    return text.replace(at, before.size(), after);
+  }
+
   std::string open_message() const {
     EngineOptions options;
     options.load.model_dir = folder_.string();
@@ -287,16 +295,37 @@ class OtherToy {
 TEST(LlmOpen, RefusesATokenizerThatDoesNotFitTheConfig) {
   OtherToy toy;
   EXPECT_EQ(toy.open_message(), "accepted");
-  std::string config = read_file(std::string(OtherToy::kToy) + "/config.json").value();
-  const std::string size = "\"engram_compressed_vocab_size\": 459";
-  ASSERT_NE(config.find(size), config.npos);
-  toy.replace("config.json", config.replace(config.find(size) + size.size() - 1, 1, "8"));
+  toy.replace("config.json", toy.with("config.json", "\"engram_compressed_vocab_size\": 459",
+                                      "\"engram_compressed_vocab_size\": 458"));
   EXPECT_THAT(toy.open_message(), HasSubstr("tokenizer.json: found 459 compressed token ids, "
                                             "expected engram_compressed_vocab_size 458"));
+  toy.replace("config.json", toy.with("config.json", "\"image_token_id\": 504,", ""));
   toy.replace("tokenizer.json",
               read_file(MILLRACE_SOURCE_DIR "/models/nano/tokenizer.json").value());
   EXPECT_THAT(toy.open_message(),
               HasSubstr("tokenizer.json: found 4096 tokens, expected vocab_size 512"));
+}
+
+TEST(LlmOpen, RefusesControlTokensThatAreNotTheTokenizers) {
+  OtherToy toy;
+  const auto message = [&](std::string_view before, std::string_view after) {
+    toy.replace("config.json", toy.with("config.json", before, after));
+    return toy.open_message();
+  };
+  EXPECT_THAT(message("\"bos_token_id\": 0", "\"bos_token_id\": 3"),
+              HasSubstr("/config.json: bos_token_id: found 3, expected 0, which is "
+                        "<｜begin▁of▁sentence｜> in tokenizer.json"));
+  EXPECT_THAT(message("\"eos_token_id\": 1", "\"eos_token_id\": 2"),
+              HasSubstr("/config.json: eos_token_id: found 2, expected 1, which is "));
+  EXPECT_THAT(message("\"image_token_id\": 504", "\"image_token_id\": 505"),
+              HasSubstr("/config.json: image_token_id: found 505, expected 504, which is "));
+  EXPECT_THAT(message("\"image_token_id\": 504", "\"image_token_id\": 512"),
+              HasSubstr("/config.json: image_token_id: found 512, expected an integer from -1 to 511"));
+  EXPECT_EQ(message("\"image_token_id\": 504,", ""), "accepted");
+  // A tokenizer that has no such token cannot contradict.
+  toy.replace("config.json", toy.with("config.json", "\"eos_token_id\": 1", "\"eos_token_id\": 3"));
+  toy.replace("tokenizer.json", toy.with("tokenizer.json", "<｜end▁of▁sentence｜>", "<other>"));
+  EXPECT_THAT(toy.open_message(), testing::Not(HasSubstr("eos_token_id")));
 }
 
 }  // namespace
