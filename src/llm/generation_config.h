@@ -16,7 +16,7 @@ struct GenerationConfig {
 };
 
 // Reads temperature, top_k, top_p, min_p, repetition_penalty and eos_token_id (a number or a list);
-// other keys are ignored. Messages name the key.
-Result<GenerationConfig> parse_generation_config(std::string_view json);
+// other keys are ignored. Messages name the key, what was found and what was expected.
+Result<GenerationConfig> parse_generation_config(std::string_view json, int64_t vocab_size);
 
 }  // namespace millrace

@@ -21,26 +21,30 @@ Error in_file(const std::string& path, const Error& error) {
   return {error.code, format(path, ": ", error.message)};
 }
 
-Result<GenerationConfig> open_generation_config(const std::string& model_dir) {
+Result<ModelConfig> open_config(const std::string& model_dir) {
+  const std::string path = model_dir + "/config.json";
+  ASSIGN_OR_RETURN(const std::string text, read_file(path, kMaxConfigBytes));
+  Result<ModelConfig> config = parse_model_config(text);
+  if (!config.has_value()) return in_file(path, config.error());
+  return config;
+}
+
+Result<GenerationConfig> open_generation_config(const std::string& model_dir, int64_t vocab_size) {
   const std::string path = model_dir + "/generation_config.json";
   const Result<std::string> text = read_file(path, kMaxConfigBytes);
   if (!text.has_value()) {
     if (text.error().code == Code::kNotFound) return GenerationConfig{};
     return text.error();
   }
-  Result<GenerationConfig> config = parse_generation_config(text.value());
+  Result<GenerationConfig> config = parse_generation_config(text.value(), vocab_size);
   if (!config.has_value()) return in_file(path, config.error());
   return config;
 }
 
 // config.json's ids of control tokens are those of the tokenizer, where it has such tokens. A text
 // that begins or ends with another token than the model was told of would only answer worse.
-Status check_control_tokens(const std::string& model_dir, const Tokenizer& tokenizer) {
-  const std::string path = model_dir + "/config.json";
-  ASSIGN_OR_RETURN(const std::string text, read_file(path, kMaxConfigBytes));
-  const Result<ModelConfig> parsed = parse_model_config(text);
-  if (!parsed.has_value()) return in_file(path, parsed.error());
-  const ModelConfig& config = parsed.value();
+Status check_control_tokens(const std::string& model_dir, const ModelConfig& config,
+                            const Tokenizer& tokenizer) {
   struct ControlToken {
     std::string_view key, literal;
     int64_t id;
@@ -52,8 +56,8 @@ Status check_control_tokens(const std::string& model_dir, const Tokenizer& token
     const std::optional<int32_t> expected = tokenizer.token_id(token.literal);
     if (!expected || token.id == *expected || token.id == kNoToken) continue;
     return Error{Code::kInvalidArgument,
-                 format(path, ": ", token.key, ": found ", token.id, ", expected ", *expected,
-                        ", which is ", token.literal, " in tokenizer.json")};
+                 format(model_dir, "/config.json: ", token.key, ": found ", token.id, ", expected ",
+                        *expected, ", which is ", token.literal, " in tokenizer.json")};
   }
   return {};
 }
@@ -108,8 +112,10 @@ Result<Tokenizer> open_tokenizer(const std::string& model_dir) {
 Result<std::unique_ptr<Llm>> Llm::open(const EngineOptions& options, const OpenProgress& progress) {
   const std::string& model_dir = options.load.model_dir;
   ASSIGN_OR_RETURN(Tokenizer tokenizer, open_tokenizer(model_dir));
-  RETURN_IF_ERROR(check_control_tokens(model_dir, tokenizer));
-  ASSIGN_OR_RETURN(GenerationConfig generation, open_generation_config(model_dir));
+  ASSIGN_OR_RETURN(const ModelConfig config, open_config(model_dir));
+  RETURN_IF_ERROR(check_control_tokens(model_dir, config, tokenizer));
+  ASSIGN_OR_RETURN(GenerationConfig generation,
+                   open_generation_config(model_dir, config.vocab_size));
   TokenTable table = make_token_table(tokenizer, std::move(generation.eos_token_ids));
   ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::open(options, std::move(table), progress));
   return std::unique_ptr<Llm>(

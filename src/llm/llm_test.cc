@@ -306,6 +306,15 @@ TEST(LlmOpen, RefusesATokenizerThatDoesNotFitTheConfig) {
               HasSubstr("tokenizer.json: found 4096 tokens, expected vocab_size 512"));
 }
 
+TEST(LlmOpen, RefusesAGenerationConfigByFileAndKey) {
+  OtherToy toy;
+  toy.replace("generation_config.json", R"({"eos_token_id": [1, 512]})");
+  EXPECT_THAT(toy.open_message(), HasSubstr("/generation_config.json: eos_token_id[1]: found 512, "
+                                            "expected a token id from 0 to 511"));
+  toy.replace("generation_config.json", R"({"top_p": 2})");
+  EXPECT_THAT(toy.open_message(), HasSubstr("/generation_config.json: top_p: found 2, expected "));
+}
+
 TEST(LlmOpen, RefusesControlTokensThatAreNotTheTokenizers) {
   OtherToy toy;
   const auto message = [&](std::string_view before, std::string_view after) {
