@@ -1,8 +1,9 @@
 // The program's flags, and which command they lead to. Everything behind a flag's name is in
 // commands.h.
 
-#include <CLI/CLI.hpp>
+#include <signal.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
 #include <exception>
@@ -22,6 +23,7 @@
 #include "model_flags.h"
 #include "request/request.h"
 #include "sys/fp_environment.h"
+#include "sys/mapping_faults.h"
 
 namespace millrace {
 namespace {
@@ -525,6 +527,9 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   using millrace::Code, millrace::fail;
   millrace::open_standard_streams();
+  millrace::report_mapping_faults();
+  // A write beyond a limit of the shell (ulimit -f) fails, like one to a disk that is full.
+  ::signal(SIGXFSZ, SIG_IGN);
   const millrace::ScopedFpEnvironment fp_environment;
   int status = millrace::kExitError;
   try {

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/format.h"
+#include "sys/mapping_faults.h"
 
 namespace millrace {
 namespace {
@@ -82,6 +83,7 @@ Result<MappedFile> MappedFile::open(const std::string& path) {
   if (size == 0) return MappedFile(path, nullptr, 0);
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
   if (data == MAP_FAILED) return errno_error(path, "cannot map");
+  note_mapping(path, data, size);
   return MappedFile(path, static_cast<const uint8_t*>(data), size);
 }
 
@@ -95,7 +97,9 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 }
 
 MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<uint8_t*>(data_), size_);
+  if (data_ == nullptr) return;
+  forget_mapping(data_);
+  ::munmap(const_cast<uint8_t*>(data_), size_);
 }
 
 Result<std::string> read_file(const std::string& path, size_t max_bytes) {

@@ -3,11 +3,14 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+
+#include "sys/mapping_faults.h"
 
 namespace millrace {
 namespace {
@@ -32,6 +35,28 @@ class File : public testing::Test {
 
   fs::path folder_;
 };
+
+// Reads a page behind the new end of a mapped file that was cut to nothing.
+void read_what_was_cut(const std::string& path, bool is_mapped_still) {
+  report_mapping_faults();
+  Result<MappedFile> file = MappedFile::open(path);
+  const volatile uint8_t* last = file.value().bytes().data() + file.value().bytes().size() - 1;
+  if (!is_mapped_still) forget_mapping(file.value().bytes().data());
+  fs::resize_file(path, 0);
+  static_cast<void>(*last);
+}
+
+TEST_F(File, NamesTheMappedFileThatBecameShorterWhenItEndsTheProgram) {
+  const std::string name = path("shard\nof a model");
+  ASSERT_TRUE(write_file(path("other"), std::string(10'000, 'x')).ok());
+  const Result<MappedFile> other = MappedFile::open(path("other"));
+  ASSERT_TRUE(write_file(name, std::string(10'000, 'x')).ok());
+  EXPECT_EXIT(read_what_was_cut(name, true), testing::KilledBySignal(SIGBUS),
+              "^millrace: .*/shard\\?of a model: cannot be read any more");
+  ASSERT_TRUE(write_file(name, std::string(10'000, 'x')).ok());
+  EXPECT_EXIT(read_what_was_cut(name, false), testing::KilledBySignal(SIGBUS),
+              "^millrace: memory that is no mapped file: cannot be read any more");
+}
 
 TEST_F(File, IsReplacedAsAWhole) {
   ASSERT_TRUE(write_file(path("a"), "first").ok());

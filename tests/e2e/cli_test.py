@@ -323,6 +323,39 @@ class Basics(Case):
         self.assertEqual(result.returncode, 1)
         self.assertRegex(result.stderr, "^millrace: cannot create thread: .*\n$")
 
+    def test_a_write_beyond_the_limit_of_the_shell_is_an_error_and_leaves_nothing(self):
+        for arguments in (
+            ["forward", "--token-ids", "1,2,3", "--logits", self.folder / "logits"],
+            ["synth", self.folder / "model"],
+        ):
+            result = subprocess.run(
+                ["sh", "-c", 'ulimit -f 16; exec "$0" "$@"', BINARY, *arguments],
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT,
+            )
+            self.assertEqual(result.returncode, 1, result.stderr)
+            self.assertRegex(result.stderr, r"^millrace: \S+: cannot write: File too large\n$")
+            self.assertEqual([p for p in self.folder.rglob("*") if p.is_file()], [])
+
+    def test_a_file_that_becomes_shorter_under_the_program_is_named(self):
+        model = self.folder / "model"
+        shutil.copytree(NANO, model)
+        process = subprocess.Popen(
+            [BINARY, "generate", "--model", model, "--ignore-eos", "--threads", "1", "x"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        process.stdout.read(1)
+        for shard in model.glob("*.safetensors"):
+            os.truncate(shard, 4096)
+        _, stderr = process.communicate(timeout=TIMEOUT)
+        self.assertEqual(process.returncode, -signal.SIGBUS)
+        self.assertRegex(
+            stderr.decode(),
+            rf"(?m)^millrace: {model}/model-0000[12]-of-00002.safetensors: cannot be read any more",
+        )
+
     def test_names_of_and_in_files_cannot_reach_the_terminal(self):
         result = run("inspect", self.file("\033[2J\n\x7f\u009bü", "{"))
         self.assertEqual(result.returncode, 1)
