@@ -46,11 +46,6 @@ CLI::Validator integer(Integer least = std::numeric_limits<Integer>::min(),
   return CLI::Validator(check, "");
 }
 
-CLI::Validator integer_from(int64_t least) {
-  return (integer<int64_t>() & CLI::Range(least, std::numeric_limits<int64_t>::max()))
-      .description("");
-}
-
 std::string check_token_ids(const std::string& list) {
   const Result<std::vector<int32_t>> ids = parse_token_ids(list);
   if (!ids.has_value()) return ids.error().message;
@@ -268,7 +263,8 @@ void add_generate(CLI::App& app, GenerateOptions& options, std::function<int()>&
 void add_forward(CLI::App& app, ForwardCommandOptions& options, std::function<int()>& action) {
   CLI::App& command =
       *app.add_subcommand("forward", "run the forward pass over tokens and store what it computes");
-  command.footer("tools/reference/compare.py compares the files with golden ones.");
+  command.footer(
+      "Outputs may share one file. tools/reference/compare.py compares the files with golden ones.");
   command.add_option("--token-ids", options.token_ids, "the tokens")
       ->required()
       ->check(check_token_ids)
@@ -303,7 +299,7 @@ void add_inspect(CLI::App& app, InspectOptions& options, std::function<int()>& a
   command
       .add_option("--kv-bytes", options.kv_bytes,
                   "also how many sequences fit, with their state in so many bytes")
-      ->transform(integer_from(0))
+      ->transform(integer<int64_t>(0))
       ->type_name("N");
   command.add_flag("--json", options.json, "as JSON");
   command.callback([&] { action = [&] { return run_inspect(options); }; });
@@ -325,7 +321,7 @@ void add_synth(CLI::App& app, SynthCommandOptions& options, std::function<int()>
   const auto add_size = [&](const char* name, std::optional<int64_t>& value, int64_t least,
                             const char* help) {
     command.add_option(name, value, help)
-        ->transform(integer_from(least))
+        ->transform(integer<int64_t>(least))
         ->type_name("N")
         ->group(group);
   };
@@ -360,7 +356,7 @@ void add_synth(CLI::App& app, SynthCommandOptions& options, std::function<int()>
       ->transform(integer<uint64_t>())
       ->capture_default_str();
   command.add_option("--shards", options.write.num_shards, "safetensors files; default: by size")
-      ->transform(integer_from(1))
+      ->transform(integer<int64_t>(1))
       ->type_name("N");
   command.add_flag("--sparse", options.write.sparse,
                    "tensors are holes in the files: zeros that take no space");

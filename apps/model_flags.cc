@@ -63,15 +63,20 @@ Result<std::unique_ptr<Llm>> open_llm(const ModelFlags& flags) {
 }
 
 Result<std::vector<int32_t>> parse_token_ids(std::string_view text) {
+  constexpr std::string_view kBlanks = " \t\r\n", kSeparators = ", \t\r\n";
   std::vector<int32_t> ids;
-  for (size_t at = 0; (at = text.find_first_not_of(", \t\r\n", at)) != text.npos;) {
-    const size_t end = std::min(text.find_first_of(", \t\r\n", at), text.size());
-    if (!parse_number(text.substr(at, end - at), ids.emplace_back())) {
+  bool is_behind_comma = false;
+  for (size_t at = text.find_first_not_of(kBlanks); at != text.npos || is_behind_comma;) {
+    const size_t end = std::min(text.find_first_of(kSeparators, at), text.size());
+    const std::string_view item = text.substr(std::min(at, end), end - std::min(at, end));
+    if (!parse_number(item, ids.emplace_back())) {
       return Error{Code::kInvalidArgument,
-                   format("found \"", text.substr(at, end - at), "\", expected an integer as item ",
-                          ids.size(), " of the list")};
+                   format("found ", item.empty() ? "nothing" : format("\"", item, "\""),
+                          ", expected a token id as item ", ids.size(), " of the list")};
     }
-    at = end;
+    at = text.find_first_not_of(kBlanks, end);
+    is_behind_comma = at != text.npos && text[at] == ',';
+    if (is_behind_comma) at = text.find_first_not_of(kBlanks, at + 1);
   }
   return ids;
 }

@@ -32,7 +32,7 @@ Result<LoadOptions> make_load_options(const ModelFlags& flags);
 // With progress on stderr.
 Result<std::unique_ptr<Llm>> open_llm(const ModelFlags& flags);
 
-// "1,2,3", also with blanks. The message does not say of what.
+// "1,2,3", also with blanks; one comma at most between two. The message does not say of what.
 Result<std::vector<int32_t>> parse_token_ids(std::string_view text);
 
 Result<SamplingParams> make_sampling(const SamplingFlags& flags, const Llm& llm);

@@ -87,7 +87,7 @@ class Fields {
       if (!item.is(Kind::kNumber) || !parse_number(item.text, id)) {
         return refuse(name, item, "token ids only");
       }
-      list += item.text + ",";
+      list += item.text + " ";
     }
     if (flag.empty()) flag = std::move(list);
     return {};

@@ -51,7 +51,7 @@ int run_detokenize(const DetokenizeOptions& options) {
   const Result<Tokenizer> tokenizer = open_default_tokenizer(options.model_dir);
   if (!tokenizer.has_value()) return fail(tokenizer.error());
   std::string list;
-  for (const std::string& item : options.token_ids) list += item + ",";
+  for (const std::string& item : options.token_ids) list += item + " ";
   if (options.token_ids.empty()) {
     Result<std::string> input = read_input("-");
     if (!input.has_value()) return fail(input.error());

@@ -160,8 +160,19 @@ class Basics(Case):
             ("--token-ids is required", ["forward", "--logits", "x"]),
             ("one of --logits, --trace, --draft is required", ["forward", "--token-ids", "1"]),
             (
-                '--token-ids: found "x", expected an integer as item 2 of the list',
+                '--token-ids: found "x", expected a token id as item 2 of the list',
                 ["forward", "--token-ids", "1,x", "--logits", "x"],
+            ),
+            (
+                "--token-ids: found nothing, expected a token id as item 2 of the list",
+                ["generate", "--token-ids", "0,,1"],
+            ),
+            ("found nothing, expected a token id as item 1 ", ["generate", "--token-ids", ",0"]),
+            ("found nothing, expected a token id as item 2 ", ["generate", "--token-ids", "0, "]),
+            ('found "1;2", expected a token id as item 2 ', ["generate", "--token-ids", "0 1;2"]),
+            (
+                'found "2147483648", expected a token id as item 1 ',
+                ["generate", "--token-ids", "2147483648"],
             ),
             ("temperature: found 3, expected 0 to 2", ["generate", "--temperature", "3", "x"]),
             ("top_p: found 0, expected above 0", ["generate", "--top-p", "0", "x"]),
@@ -189,7 +200,10 @@ class Basics(Case):
                 "max, ultra or 1 to 100\n$",
                 ["chat", "--effort", "lots"],
             ),
-            ("--kv-bytes: .*-1 not in range", ["inspect", "--kv-bytes", "-1"]),
+            (
+                'kv-bytes: found "-1", expected an integer from 0 to ',
+                ["inspect", "--kv-bytes", "-1"],
+            ),
             ("TEXT excludes --file", ["tokenize", "x", "--file", "y"]),
             ('token ids: found "x"', ["detokenize", "1", "x"]),
         ]:
@@ -241,9 +255,12 @@ class Basics(Case):
             ("forward", "--token-ids"),
         ]:
             for flag in flags:
-                for empty in ("", ","):
-                    pattern = f"{flag}: found no tokens, expected at least one"
-                    self.refused(2, pattern, command, flag, empty, stdin="x")
+                for empty, pattern in (
+                    ("", "found no tokens, expected at least one"),
+                    (" ", "found no tokens, expected at least one"),
+                    (",", "found nothing, expected a token id as item 1 of the list"),
+                ):
+                    self.refused(2, f"{flag}: {pattern}", command, flag, empty, stdin="x")
         for command, *flags in [
             ("generate", "--file", "--chat", "--model"),
             ("chat", "--tools", "--model"),

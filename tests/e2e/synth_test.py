@@ -161,10 +161,10 @@ class Refusals(Case):
             ("OUT_DIR: .*empty name", [""]),
             ("--shape: nano not in {mini,real-structure,v4.1}", [self.out, "--shape", "nano"]),
             ("--shape excludes --config", [self.out, "--shape", "mini", "--config", "x"]),
-            ("--layers: .*0 not in range", [self.out, "--layers", "0"]),
+            ('--layers: found "0", expected an integer from 1 to ', [self.out, "--layers", "0"]),
             ('--vocab: .*found "many", expected an integer', [self.out, "--vocab", "many"]),
-            ("--engram-rows: .*-1 not in range", [self.out, "--engram-rows", "-1"]),
-            ("--shards: .*0 not in range", [self.out, "--shards", "0"]),
+            ('--engram-rows: found "-1", expected an integer from 0 to ', [self.out, "--engram-rows", "-1"]),
+            ('--shards: found "0", expected an integer from 1 to ', [self.out, "--shards", "0"]),
             ('--seed: .*found "-1"', [self.out, "--seed", "-1"]),
         ]:
             self.refused(2, pattern, *arguments)
