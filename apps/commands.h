@@ -25,6 +25,7 @@ struct ModelFlags {
   std::string isa;
   int64_t chunk = 256;
   std::optional<int64_t> max_model_len;
+  std::string record_file;  // empty: the run is not recorded
 };
 
 // What a flag leaves out comes from the chat request, then from the model's generation_config.json.
@@ -72,6 +73,15 @@ struct GenerateOptions {
   bool stats = false;
 };
 int run_generate(const GenerateOptions& options);
+
+struct ReplayOptions {
+  std::string file;
+  std::string model_dir;  // empty: the one that comes with the program
+  int num_threads = 0;
+  std::string isa;
+  bool plans_only = false;
+};
+int run_replay(const ReplayOptions& options);
 
 struct ForwardCommandOptions {
   ModelFlags model;

@@ -56,6 +56,26 @@ std::string check_path(const std::string& path) {
   return path.empty() ? "found an empty name, expected a path" : "";
 }
 
+void add_compute_flags(CLI::App& command, int& num_threads, std::string& isa) {
+  const std::string group = "Model";
+  command
+      .add_option("-t,--threads", num_threads,
+                  "threads to compute with; default: all there are")
+      ->transform(integer<int>(1, kMaxThreads))
+      ->type_name("N")
+      ->group(group);
+  command
+      .add_option("--isa", isa,
+                  "kernel table (inspect --machine lists them); default: the best. It never changes "
+                  "the result")
+      ->check([](const std::string& name) {
+        const Result<const KernelTable*> table = choose_kernels(name);
+        return table.has_value() ? std::string() : table.error().message;
+      })
+      ->type_name("NAME")
+      ->group(group);
+}
+
 void add_model_flags(CLI::App& command, ModelFlags& flags) {
   const std::string group = "Model";
   command
@@ -71,22 +91,7 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       ->type_name("MODE")
       ->capture_default_str()
       ->group(group);
-  command
-      .add_option("-t,--threads", flags.num_threads,
-                  "threads to compute with; default: all there are")
-      ->transform(integer<int>(1, kMaxThreads))
-      ->type_name("N")
-      ->group(group);
-  command
-      .add_option("--isa", flags.isa,
-                  "kernel table (inspect --machine lists them); default: the best. It never changes "
-                  "the result")
-      ->check([](const std::string& name) {
-        const Result<const KernelTable*> table = choose_kernels(name);
-        return table.has_value() ? std::string() : table.error().message;
-      })
-      ->type_name("NAME")
-      ->group(group);
+  add_compute_flags(command, flags.num_threads, flags.isa);
   command
       .add_option("--chunk", flags.chunk,
                   "prompt tokens that are computed at once; it never changes the result")
@@ -102,6 +107,15 @@ void add_context_flag(CLI::App& command, ModelFlags& flags) {
                   "most tokens of prompt and answer; default: what the checkpoint allows")
       ->transform(integer<int64_t>(1))
       ->group("Model");
+}
+
+void add_record_flag(CLI::App& command, ModelFlags& flags) {
+  command
+      .add_option("--record", flags.record_file,
+                  "write what the run sees and decides, prompts included, for replay")
+      ->check(check_path)
+      ->type_name("FILE")
+      ->group("Output");
 }
 
 void add_sampling_flags(CLI::App& command, SamplingFlags& flags) {
@@ -251,6 +265,7 @@ void add_generate(CLI::App& app, GenerateOptions& options, std::function<int()>&
   command.add_flag("--keep-special", options.sampling.keep_special, "show control tokens")
       ->group("Output");
   command.add_flag("--stats", options.stats, "tokens and speed, on stderr")->group("Output");
+  add_record_flag(command, options.model);
   add_sampling_flags(command, options.sampling);
   add_model_flags(command, options.model);
   add_context_flag(command, options.model);
@@ -258,6 +273,22 @@ void add_generate(CLI::App& app, GenerateOptions& options, std::function<int()>&
     require_one_at_most(command, {"PROMPT", "--file", "--chat", "--token-ids"});
     action = [&options] { return run_generate(options); };
   });
+}
+
+void add_replay(CLI::App& app, ReplayOptions& options, std::function<int()>& action) {
+  CLI::App& command =
+      *app.add_subcommand("replay", "run what --record wrote once more, and compare");
+  command.footer(
+      "Exit status 1 if anything differs. Example:\n"
+      "  millrace generate 'Once upon a time' -n 50 --record run.jsonl && millrace replay run.jsonl");
+  command.add_option("FILE", options.file, "the recording")->required()->check(check_path);
+  command.add_option("MODEL_DIR", options.model_dir, kModelHelp)->check(check_path);
+  add_compute_flags(command, options.num_threads, options.isa);
+  command
+      .add_flag("--plans-only", options.plans_only,
+                "only what was decided, with the recorded tokens; needs no model")
+      ->excludes("MODEL_DIR", "--threads", "--isa");
+  command.callback([&] { action = [&] { return run_replay(options); }; });
 }
 
 void add_forward(CLI::App& app, ForwardCommandOptions& options, std::function<int()>& action) {
@@ -486,6 +517,7 @@ int run(int argc, char** argv) {
   std::function<int()> action;
   ChatOptions chat;
   GenerateOptions generate;
+  ReplayOptions replay;
   ForwardCommandOptions forward;
   InspectOptions inspect;
   SynthCommandOptions synth;
@@ -494,6 +526,7 @@ int run(int argc, char** argv) {
   std::string encode_file = "-", parse_file = "-";
   add_chat(app, chat, action);
   add_generate(app, generate, action);
+  add_replay(app, replay, action);
   add_forward(app, forward, action);
   add_inspect(app, inspect, action);
   add_synth(app, synth, action);

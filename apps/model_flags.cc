@@ -58,6 +58,7 @@ Result<std::unique_ptr<Llm>> open_llm(const ModelFlags& flags) {
   ASSIGN_OR_RETURN(options.load, make_load_options(flags));
   options.prefill_chunk = flags.chunk;
   options.max_model_len = flags.max_model_len;
+  options.record_file = flags.record_file;
   Progress progress("loading " + options.load.model_dir, "files");
   return Llm::open(options, [&](int64_t done, int64_t all) { progress(done, all); });
 }

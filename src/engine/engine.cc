@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <cstdio>
 
 #include "base/format.h"
 #include "engine/memory_plan.h"
@@ -14,6 +16,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kMaxBlockSize = 65536;
+
+int64_t now_ns() {
+  return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
+}
+double to_ms(int64_t ns) { return double(ns) / 1e6; }
+double now_ms() { return to_ms(now_ns()); }
 
 Error out_of_range(const char* what, int64_t found, const std::string& expected) {
   return {Code::kInvalidArgument, format(what, ": found ", found, ", expected ", expected)};
@@ -32,6 +40,14 @@ Status check(const EngineOptions& options) {
   }
   if (options.kv_bytes && *options.kv_bytes < 0) {
     return out_of_range("kv_bytes", *options.kv_bytes, "at least 0");
+  }
+  if (!options.record_file.empty() && !std::isfinite(options.max_step_ms)) {
+    return Error{Code::kInvalidArgument, format("max_step_ms: found ", options.max_step_ms,
+                                                ", expected a finite time in a recording")};
+  }
+  if (options.watchdog_seconds && !(*options.watchdog_seconds > 0)) {
+    return Error{Code::kInvalidArgument, format("watchdog_seconds: found ",
+                                                *options.watchdog_seconds, ", expected more than 0")};
   }
   return {};
 }
@@ -60,6 +76,28 @@ int64_t mapped_bytes(const Checkpoint& checkpoint) {
   return bytes;
 }
 
+std::string numerics_id_of(LoadedModel& model) {
+  const ScopedFpEnvironment fp_environment;
+  return numerics_id(numerics_digest(model.kernels(), model.kernel_context()),
+                     model.model().numerics);
+}
+
+Result<Recorder> make_recorder(const EngineOptions& options, LoadedModel& model,
+                               const TokenTable& tokens, const SchedulerOptions& scheduling,
+                               Recorder::Warning on_warning) {
+  if (options.record_file.empty()) return Recorder();
+  RecordingHeader header;
+  header.numerics = numerics_name(model.model().numerics);
+  header.numerics_id = numerics_id_of(model);
+  header.isa = model.kernels().name;
+  header.num_threads = model.pool().num_threads();
+  ASSIGN_OR_RETURN(header.model, identify_model(options.load.model_dir, model.checkpoint()));
+  header.vocab_size = model.config().vocab_size;
+  header.eos_token_ids = tokens.eos_token_ids;
+  header.scheduler = scheduling;
+  return Recorder::create(options.record_file, header, std::move(on_warning));
+}
+
 }  // namespace
 
 // Looks for cancelled requests between layers: work that helps nobody is given up.
@@ -67,9 +105,10 @@ class Engine::Monitor : public LayerMonitor {
  public:
   explicit Monitor(Engine& engine) : engine_(engine) {}
   bool before_layer(int64_t layer) override {
-    engine_.layer_.store(layer, std::memory_order_relaxed);
+    const int64_t now = now_ns();
+    engine_.enter(layer, now);
     if (engine_.has_commands_.load(std::memory_order_relaxed)) engine_.take_commands();
-    return !engine_.scheduler_->is_moot(engine_.now_ms());
+    return !engine_.scheduler_->is_moot(to_ms(now));
   }
 
  private:
@@ -110,23 +149,33 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineOptions& options, Token
   scheduling.num_blocks = plan.num_blocks;
   scheduling.block_size = layout.block_size;
   RETURN_IF_ERROR(validate(scheduling));
-  return std::unique_ptr<Engine>(
-      new Engine(std::move(model), std::move(tokens), std::move(store), scheduling));
+
+  std::function<void(const std::string&)> on_warning = options.on_warning;
+  if (!on_warning) {
+    on_warning = [](const std::string& what) { std::fprintf(stderr, "millrace: %s\n", what.c_str()); };
+  }
+  ASSIGN_OR_RETURN(Recorder recorder,
+                   make_recorder(options, *model, tokens, scheduling, on_warning));
+  std::unique_ptr<Engine> engine(new Engine(std::move(model), std::move(tokens), std::move(store),
+                                            scheduling, std::move(recorder)));
+  if (options.watchdog_seconds) {
+    engine->watchdog_.emplace(
+        *options.watchdog_seconds * 1000, [&engine = *engine] { return engine.health(); },
+        on_warning);
+  }
+  return engine;
 }
 
 Engine::Engine(std::unique_ptr<LoadedModel> model, TokenTable tokens, KvStore store,
-               const SchedulerOptions& options)
+               const SchedulerOptions& options, Recorder recorder)
     : model_(std::move(model)),
       tokens_(std::move(tokens)),
       store_(std::move(store)),
-      scheduler_(std::make_unique<Scheduler>(
-          options,
-          OutputTokens{tokens_.bytes, tokens_.is_control, tokens_.eos_token_ids})),
+      scheduler_(std::make_unique<Scheduler>(options, output_tokens())),
       executor_(*model_, store_, tokens_.eos_token_ids),
-      max_open_requests_(options.max_num_seqs + options.max_waiting) {
-  const ScopedFpEnvironment fp_environment;
-  info_.numerics_id = numerics_id(numerics_digest(model_->kernels(), model_->kernel_context()),
-                                  model_->model().numerics);
+      max_open_requests_(options.max_num_seqs + options.max_waiting),
+      recorder_(std::move(recorder)) {
+  info_.numerics_id = numerics_id_of(*model_);
   info_.isa = model_->kernels().name;
   info_.num_threads = model_->pool().num_threads();
   info_.mapped_bytes = mapped_bytes(model_->checkpoint());
@@ -146,8 +195,8 @@ Engine::~Engine() {
   thread_.join();
 }
 
-double Engine::now_ms() const {
-  return std::chrono::duration<double, std::milli>(Clock::now().time_since_epoch()).count();
+OutputTokens Engine::output_tokens() const {
+  return {tokens_.bytes, tokens_.is_control, tokens_.eos_token_ids};
 }
 
 // ---- Any thread.
@@ -183,14 +232,26 @@ void Engine::cancel(RequestHandle handle) { post({Command::Kind::kCancel, handle
 void Engine::resume(RequestHandle handle) { post({Command::Kind::kResume, handle, {}, {}}); }
 
 EngineHealth Engine::health() const {
+  // Since when is read first: what moves on meanwhile only makes the place a newer one.
+  const int64_t since_ns = in_place_since_ns_.load(std::memory_order_acquire);
   const int64_t layer = layer_.load(std::memory_order_relaxed);
-  return {num_steps_.load(std::memory_order_relaxed),
-          layer < 0 ? std::nullopt : std::optional(layer)};
+  EngineHealth health;
+  health.num_steps = num_steps_.load(std::memory_order_relaxed);
+  if (since_ns == 0) return health;
+  if (layer >= 0) health.layer = layer;
+  health.num_rows = num_rows_.load(std::memory_order_relaxed);
+  health.in_place_ms = std::max(0.0, to_ms(now_ns() - since_ns));
+  return health;
 }
 
 SchedulerStats Engine::stats() const {
   const std::lock_guard lock(mutex_);
   return stats_;
+}
+
+EngineCounters Engine::counters() const {
+  const std::lock_guard lock(mutex_);
+  return counters_;
 }
 
 Result<Completion> Engine::generate(const Request& request, const EventSink& on_event) {
@@ -211,29 +272,60 @@ void Engine::loop() {
   const ScopedFpEnvironment fp_environment;
   Monitor monitor(*this);
   StepResult result;
-  while (wait_for_work()) {
-    take_commands();
-    const StepPlan& plan = scheduler_->plan(now_ms());
-    executor_.run(plan, &monitor, result);
-    layer_.store(-1, std::memory_order_relaxed);
-    num_steps_.fetch_add(1, std::memory_order_relaxed);
-    scheduler_->commit(result, [&](RequestHandle handle, int32_t choice_idx, StreamEvent& event) {
-      publish(handle, choice_idx, std::move(event));
-    });
-    for (RequestHandle handle : behind_) {
-      if (open_requests_.contains(handle)) scheduler_->set_paused(handle, true, now_ms());
-    }
-    behind_.clear();
-    const SchedulerStats stats = scheduler_->stats();
-    const std::lock_guard lock(mutex_);
-    stats_ = stats;
-  }
+  while (wait_for_work()) run_step(monitor, result);
+  recorder_.end();
+}
+
+void Engine::run_step(Monitor& monitor, StepResult& result) {
+  const int64_t begin_ns = now_ns(), begin_region_ns = model_->pool().region_ns();
+  enter(-1, begin_ns);
+  take_commands();
+  const double plan_ms = now_ms();
+  const StepPlan& plan = scheduler_->plan(plan_ms);
+  const int64_t num_rows = plan.num_rows;
+  num_rows_.store(num_rows, std::memory_order_relaxed);
+  recorder_.plan(plan, plan_ms);
+
+  const int64_t planned_ns = now_ns();
+  executor_.run(plan, &monitor, result);
+  const int64_t computed_ns = now_ns();
+  num_steps_.fetch_add(1, std::memory_order_relaxed);
+  enter(-1, computed_ns);
+
+  recorder_.result(plan, result, output_tokens());
+  scheduler_->commit(result, [&](RequestHandle handle, int32_t choice_idx, StreamEvent& event) {
+    publish(handle, choice_idx, std::move(event));
+  });
+  for (RequestHandle handle : behind_) set_paused(handle, true);
+  behind_.clear();
+
+  const SchedulerStats stats = scheduler_->stats();
+  const std::lock_guard lock(mutex_);
+  stats_ = stats;
+  if (num_rows == 0) return;
+  const int64_t end_ns = now_ns();
+  ++counters_.num_steps;
+  counters_.num_rows += num_rows;
+  counters_.step_ns += end_ns - begin_ns;
+  counters_.region_ns += model_->pool().region_ns() - begin_region_ns;
+  counters_.plan_ns += planned_ns - begin_ns;
+  counters_.commit_ns += end_ns - computed_ns;
+}
+
+void Engine::enter(int64_t layer, int64_t now_ns) {
+  layer_.store(layer, std::memory_order_relaxed);
+  in_place_since_ns_.store(now_ns, std::memory_order_release);
 }
 
 bool Engine::wait_for_work() {
+  const bool has_work = scheduler_->has_work();
+  if (!has_work) {
+    recorder_.flush();
+    enter(-1, 0);
+  }
   std::unique_lock lock(mutex_);
   const auto ready = [&] { return stop_ || !commands_.empty(); };
-  if (!scheduler_->has_work()) {
+  if (!has_work) {
     if (const std::optional<double> deadline = scheduler_->next_deadline_ms()) {
       const std::chrono::duration<double, std::milli> left(*deadline - now_ms());
       wake_.wait_for(lock, left, ready);
@@ -252,30 +344,41 @@ void Engine::take_commands() {
   }
   for (Command& command : taken_) {
     switch (command.kind) {
-      case Command::Kind::kArrive: {
-        open_requests_[command.handle] = {command.buffer, command.request.num_choices};
-        const int32_t num_choices = command.request.num_choices;
-        const Status status =
-            scheduler_->on_arrival(command.handle, std::move(command.request), now_ms());
-        for (int32_t c = 0; c < num_choices && !status.ok(); ++c) {
-          StreamEvent event;
-          event.finish_reason = FinishReason::kError;
-          event.error = status.error();
-          publish(command.handle, c, std::move(event));
-        }
+      case Command::Kind::kArrive:
+        arrive(command);
         break;
-      }
       case Command::Kind::kCancel:
+        recorder_.cancel(command.handle);
         scheduler_->on_cancel(command.handle);
         break;
       case Command::Kind::kResume:
-        if (open_requests_.contains(command.handle)) {
-          scheduler_->set_paused(command.handle, false, now_ms());
-        }
+        set_paused(command.handle, false);
         break;
     }
   }
   taken_.clear();
+}
+
+void Engine::arrive(Command& command) {
+  const RequestHandle handle = command.handle;
+  const int32_t num_choices = command.request.num_choices;
+  const double time_ms = now_ms();
+  open_requests_[handle] = {std::move(command.buffer), num_choices};
+  recorder_.arrival(handle, command.request, time_ms);
+  const Status status = scheduler_->on_arrival(handle, std::move(command.request), time_ms);
+  for (int32_t c = 0; c < num_choices && !status.ok(); ++c) {
+    StreamEvent event;
+    event.finish_reason = FinishReason::kError;
+    event.error = status.error();
+    publish(handle, c, std::move(event));
+  }
+}
+
+void Engine::set_paused(RequestHandle handle, bool is_paused) {
+  if (!open_requests_.contains(handle)) return;  // has ended meanwhile
+  const double time_ms = now_ms();
+  recorder_.pause(handle, is_paused, time_ms);
+  scheduler_->set_paused(handle, is_paused, time_ms);
 }
 
 void Engine::publish(RequestHandle handle, int32_t choice_idx, StreamEvent event) {

@@ -16,7 +16,9 @@
 #include "engine/completion.h"
 #include "engine/executor.h"
 #include "engine/loaded_model.h"
+#include "engine/recorder.h"
 #include "engine/request_stream.h"
+#include "engine/watchdog.h"
 #include "kvstore/kv_store.h"
 #include "request/request.h"
 #include "scheduler/scheduler.h"
@@ -35,6 +37,13 @@ struct EngineOptions {
   std::optional<int64_t> kv_bytes;        // for the cache; none: what memory leaves
   int64_t block_size = kDefaultBlockSize;  // tokens, rounded up to whole compressed rows
   std::optional<int64_t> num_blocks;      // of the cache, whatever the bytes; none: what fits
+
+  // Where the run is recorded, prompts included, so that it can be replayed. Empty: it is not.
+  std::string record_file;
+  // A step that stays in one layer for longer is warned of, once. None: nobody looks.
+  std::optional<double> watchdog_seconds = 300;
+  // Takes what whoever runs the engine should know, on any thread of the engine's. None: stderr.
+  std::function<void(const std::string&)> on_warning;
 };
 
 // What the engine knows of the tokenizer, as data by token id.
@@ -55,10 +64,16 @@ struct EngineInfo {
   int64_t max_num_seqs = 0;
 };
 
-// Where the engine is, for a watchdog: a step that stays in one layer for long is in trouble.
-struct EngineHealth {
+// What steps with rows have cost the engine's thread since the start.
+struct EngineCounters {
   int64_t num_steps = 0;
-  std::optional<int64_t> layer;  // of the step that runs
+  int64_t num_rows = 0;
+  int64_t step_ns = 0;     // from taking requests in to handing events out
+  int64_t region_ns = 0;   // of that, in regions of the thread pool: all threads work
+  int64_t plan_ns = 0;     // of the rest: taking requests in, and planning
+  int64_t commit_ns = 0;   // of the rest: results, events and what readers are told
+  // The engine's thread works and the others wait.
+  int64_t outside_ns() const { return step_ns - region_ns; }
 };
 
 // One model and the sequences it is answering.
@@ -92,7 +107,8 @@ class Engine {
   int64_t max_model_len() const { return scheduler_->max_model_len(); }
   const EngineInfo& info() const { return info_; }
   EngineHealth health() const;
-  SchedulerStats stats() const;  // as of the last step
+  SchedulerStats stats() const;     // as of the last step
+  EngineCounters counters() const;  // as of the last step
 
  private:
   friend class RequestStream;
@@ -105,7 +121,7 @@ class Engine {
   };
 
   Engine(std::unique_ptr<LoadedModel> model, TokenTable tokens, KvStore store,
-         const SchedulerOptions& options);
+         const SchedulerOptions& options, Recorder recorder);
   void cancel(RequestHandle handle);
   void resume(RequestHandle handle);
   void post(Command command);
@@ -113,9 +129,13 @@ class Engine {
   // On the engine's thread.
   void loop();
   bool wait_for_work();  // false: the engine ends
+  void run_step(Monitor& monitor, StepResult& result);
   void take_commands();
+  void arrive(Command& command);
+  void set_paused(RequestHandle handle, bool is_paused);
+  void enter(int64_t layer, int64_t now_ns);  // -1: none
   void publish(RequestHandle handle, int32_t choice_idx, StreamEvent event);
-  double now_ms() const;
+  OutputTokens output_tokens() const;
 
   std::unique_ptr<LoadedModel> model_;
   TokenTable tokens_;
@@ -132,9 +152,11 @@ class Engine {
   bool stop_ = false;                     // guarded by mutex_
   RequestHandle next_handle_ = 0;         // guarded by mutex_
   SchedulerStats stats_;                  // guarded by mutex_
+  EngineCounters counters_;               // guarded by mutex_
   std::atomic<bool> has_commands_{false};  // so that a step can look without the lock
   std::atomic<int64_t> num_open_requests_{0};
-  std::atomic<int64_t> num_steps_{0}, layer_{-1};
+  std::atomic<int64_t> num_steps_{0}, num_rows_{0}, layer_{-1};
+  std::atomic<int64_t> in_place_since_ns_{0};  // 0: it waits for requests
 
   // The engine's thread's own.
   struct OpenRequest {
@@ -144,8 +166,11 @@ class Engine {
   std::unordered_map<RequestHandle, OpenRequest> open_requests_;
   std::vector<Command> taken_;
   std::vector<RequestHandle> behind_;  // whose readers fell behind in this step
+  Recorder recorder_;
 
-  std::thread thread_;  // last: it uses everything else
+  // Last: they use everything else.
+  std::thread thread_;
+  std::optional<Watchdog> watchdog_;
 };
 
 }  // namespace millrace

@@ -4,78 +4,19 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
+#include <atomic>
+#include <future>
 #include <set>
 #include <thread>
 
-#include "checkpoint/safetensors.h"
-#include "sampler/sampler.h"
-#include "sys/file.h"
+#include "engine/test_toy_model.h"
 
 namespace millrace {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-const std::string kGolden = MILLRACE_SOURCE_DIR "/tests/golden/";
-constexpr int32_t kControl = 7;  // a token that we declare to be a control token
-
-// The toy checkpoint's token map, as the reference stored it.
-std::vector<int32_t> golden_token_map() {
-  const std::string path = kGolden + "tiny-v41.golden.safetensors";
-  const MappedFile file = std::move(MappedFile::open(path).value());
-  const std::vector<TensorEntry> entries = parse_safetensors(file.bytes(), path).value();
-  for (const TensorEntry& entry : entries) {
-    if (entry.name != "token_map") continue;
-    std::vector<int32_t> map(size_t(entry.shape[0]));
-    std::memcpy(map.data(), file.bytes().data() + entry.begin, map.size() * sizeof(int32_t));
-    return map;
-  }
-  return {};
-}
-
-// Every token is its number in angle brackets: what was generated can be read off the bytes.
-std::string token_text(int32_t id) { return "<" + std::to_string(id) + ">"; }
-
-TokenTable token_table() {
-  TokenTable table;
-  table.compressed_ids = golden_token_map();
-  for (int32_t id = 0; id < int32_t(table.compressed_ids.size()); ++id) {
-    table.bytes.push_back(token_text(id));
-    table.is_control.push_back(id == kControl);
-  }
-  return table;
-}
-
-EngineOptions options() {
-  EngineOptions options;
-  options.load.model_dir = kGolden + "tiny-v41";
-  options.load.num_threads = 1;
-  return options;
-}
-
-std::unique_ptr<Engine> open(const EngineOptions& options, TokenTable table = token_table()) {
-  Result<std::unique_ptr<Engine>> engine = Engine::open(options, std::move(table));
-  if (!engine.has_value()) ADD_FAILURE() << engine.error().message;
-  return std::move(engine.value());
-}
-
-Request greedy(std::vector<int32_t> prompt, int64_t max_tokens) {
-  Request request;
-  request.request_id = "r";
-  request.prompt_token_ids = std::move(prompt);
-  request.sampling.temperature = 0;
-  request.sampling.max_tokens = max_tokens;
-  request.sampling.ignore_eos = true;
-  return request;
-}
-
-std::vector<int32_t> long_prompt() {
-  std::vector<int32_t> prompt;
-  for (int i = 0; i < 45; ++i) prompt.push_back((i * 37 + 11) % 500);
-  return prompt;
-}
+using namespace test;
 
 std::string error_of(Engine& engine, const Request& request) {
   const Result<Completion> result = engine.generate(request);
@@ -314,12 +255,6 @@ TEST_F(EngineTest, WithoutMaxTokensTheOutputFillsTheContext) {
 
 // ---- Many requests.
 
-std::vector<int32_t> prompt_of(int64_t length, int32_t seed) {
-  std::vector<int32_t> prompt;
-  for (int32_t i = 0; i < length; ++i) prompt.push_back((i * 37 + seed * 101 + 11) % 500);
-  return prompt;
-}
-
 std::vector<int32_t> tokens_of(RequestStream& stream) {
   std::vector<int32_t> tokens;
   while (const auto next = stream.next()) {
@@ -434,6 +369,31 @@ TEST_F(EngineTest, TellsWhatRunsItAndWhereItIs) {
   EXPECT_GE(engine().health().num_steps, before + 3);
 }
 
+TEST_F(EngineTest, CountsWhereTheTimeOfStepsWent) {
+  const EngineCounters before = engine().counters();
+  (void)engine().generate(greedy(long_prompt(), 10)).value();
+  (void)engine().generate(greedy({1}, 1)).value();  // the steps before it are counted by now
+  const EngineCounters after = engine().counters();
+  EXPECT_GE(after.num_steps - before.num_steps, 10);
+  EXPECT_GE(after.num_rows - before.num_rows, 45 + 9);
+  EXPECT_GT(after.region_ns, before.region_ns);
+  EXPECT_GT(after.outside_ns(), before.outside_ns());
+  EXPECT_LE(after.plan_ns + after.commit_ns + after.region_ns, after.step_ns);
+}
+
+TEST_F(EngineTest, ItsWatchdogWarnsOfAStepThatTakesTooLong) {
+  std::promise<std::string> warned;
+  std::atomic<bool> has_warned = false;
+  EngineOptions watched = options();
+  watched.watchdog_seconds = 1e-9;  // any step does
+  watched.on_warning = [&](const std::string& warning) {
+    if (!has_warned.exchange(true)) warned.set_value(warning);
+  };
+  const std::unique_ptr<Engine> engine = open(watched);
+  while (!has_warned) (void)engine->generate(greedy(long_prompt(), 10)).value();
+  EXPECT_THAT(warned.get_future().get(), HasSubstr(" rows has been "));
+}
+
 TEST(EngineOpen, RefusesOptionsThatMakeNoSense) {
   const auto error = [](const EngineOptions& options, TokenTable table) {
     const auto engine = Engine::open(options, std::move(table));
@@ -448,6 +408,9 @@ TEST(EngineOpen, RefusesOptionsThatMakeNoSense) {
   changed = options();
   changed.prefill_chunk = 0;
   EXPECT_EQ(error(changed, token_table()), "chunk: found 0, expected at least 1");
+  changed = options();
+  changed.watchdog_seconds = 0;
+  EXPECT_EQ(error(changed, token_table()), "watchdog_seconds: found 0, expected more than 0");
   changed = options();
   changed.load.num_threads = 2000;
   EXPECT_EQ(error(changed, token_table()), "threads: found 2000, expected 1 to 1024, or 0 for all");

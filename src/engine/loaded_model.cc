@@ -3,6 +3,8 @@
 #include <cstdio>
 
 #include "base/format.h"
+#include "base/sha256.h"
+#include "sys/file.h"
 
 namespace millrace {
 
@@ -14,10 +16,25 @@ Result<const KernelTable*> choose_kernels(std::string_view isa) {
                format("kernel table: found \"", isa, "\", expected one of ", names, ref_kernels().name)};
 }
 
+std::string numerics_name(Numerics numerics) {
+  return numerics == Numerics::kReference ? "reference" : "fp32";
+}
+
 std::string numerics_id(uint64_t digest, Numerics numerics) {
   char hex[17];
   std::snprintf(hex, sizeof hex, "%016llx", static_cast<unsigned long long>(digest));
-  return format(numerics == Numerics::kReference ? "reference" : "fp32", "-", hex);
+  return format(numerics_name(numerics), "-", hex);
+}
+
+Result<ModelIdentity> identify_model(const std::string& model_dir, const Checkpoint& checkpoint) {
+  ASSIGN_OR_RETURN(const std::string config, read_file(model_dir + "/config.json"));
+  std::string tensors;
+  for (const TensorSpec& tensor : checkpoint.tensors()) {
+    tensors.append(tensor.name).append(" ").append(dtype_name(tensor.dtype));
+    for (const int64_t size : tensor.shape) tensors.append(" ").append(std::to_string(size));
+    tensors += '\n';
+  }
+  return ModelIdentity{sha256(config), sha256(tensors)};
 }
 
 LoadedModel::LoadedModel(Checkpoint checkpoint, MappedExpertSource experts, Model model,

@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/expert_source.h"
+#include "engine/recording.h"
 #include "kernels/kernels.h"
 #include "model/model.h"
 #include "model/runner.h"
@@ -28,9 +29,14 @@ struct LoadOptions {
 // The table called `isa`, or an error that lists what there is.
 Result<const KernelTable*> choose_kernels(std::string_view isa);
 
+std::string numerics_name(Numerics numerics);  // "reference" or "fp32"
+
 // What two computers must share to give the same answer for the same checkpoint: the kernels'
 // measured digest and the mode.
 std::string numerics_id(uint64_t digest, Numerics numerics);
+
+// Of the checkpoint that was opened in this directory.
+Result<ModelIdentity> identify_model(const std::string& model_dir, const Checkpoint& checkpoint);
 
 // A checkpoint opened, checked and bound, with the threads and kernels that run it. Stays at one
 // address: its parts point to each other.
