@@ -250,7 +250,7 @@ class Chat {
 int run_chat(const ChatOptions& options) {
   Result<std::unique_ptr<Llm>> llm = open_llm(options.model);
   if (!llm.has_value()) return fail(llm.error());
-  Result<SamplingParams> sampling = make_sampling(options.sampling, *llm.value());
+  Result<SamplingParams> sampling = make_sampling(options.sampling, llm.value()->default_sampling(), *llm.value());
   if (!sampling.has_value()) return fail_usage(sampling.error());
   Chat chat(*llm.value(), std::move(sampling.value()), options);
   const Status prepared = chat.prepare();

@@ -24,8 +24,15 @@ struct ModelFlags {
   int num_threads = 0;
   std::string isa;
   int64_t chunk = 256;
-  std::optional<int64_t> max_model_len;
+  std::optional<int64_t> max_model_len;  // none: what fits
   std::string record_file;  // empty: the run is not recorded
+};
+
+// Of an engine that answers many at once; as in engine/engine.h.
+struct EngineFlags {
+  int64_t max_num_seqs = 256, max_num_batched_tokens = 2048, max_waiting = 1024;
+  double max_step_ms = 250;
+  std::optional<int64_t> kv_bytes;
 };
 
 // What a flag leaves out comes from the chat request, then from the model's generation_config.json.
@@ -82,6 +89,17 @@ struct ReplayOptions {
   bool plans_only = false;
 };
 int run_replay(const ReplayOptions& options);
+
+struct BatchCommandOptions {
+  ModelFlags model;
+  EngineFlags engine;
+  std::string input, output;
+  bool overwrite = false;  // an output that is there, instead of going on behind it
+  uint64_t seed = 0;
+  std::string served_model_name;
+  int64_t max_logprobs = 20;
+};
+int run_batch(const BatchCommandOptions& options);
 
 struct ForwardCommandOptions {
   ModelFlags model;

@@ -32,8 +32,6 @@ void on_interrupt(int) {
   errno = saved_errno;
 }
 
-bool stderr_is_terminal() { return isatty(STDERR_FILENO); }
-
 // Messages quote names from files, which may hold line ends or what a terminal obeys.
 std::string printable(std::string_view text) {
   std::string printable;
@@ -57,6 +55,7 @@ std::string printable(std::string_view text) {
 
 bool stdin_is_terminal() { return isatty(STDIN_FILENO); }
 bool stdout_is_terminal() { return isatty(STDOUT_FILENO); }
+bool stderr_is_terminal() { return isatty(STDERR_FILENO); }
 
 void warn(std::string_view message) {
   std::cout.flush();

@@ -15,6 +15,7 @@ namespace millrace {
 
 bool stdin_is_terminal();
 bool stdout_is_terminal();
+bool stderr_is_terminal();
 
 // "millrace: MESSAGE" on stderr.
 void warn(std::string_view message);

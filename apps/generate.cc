@@ -4,13 +4,13 @@
 
 #include "base/format.h"
 #include "chat/json.h"
+#include "chat/json_writer.h"
 #include "chat/request_parser.h"
 #include "commands.h"
 #include "console.h"
-#include "json_writer.h"
 #include "llm/llm.h"
 #include "model_flags.h"
-#include "request_sampling.h"
+#include "openai/sampling_fields.h"
 #include "stats.h"
 #include "tokenizer/detokenizer.h"
 
@@ -27,20 +27,66 @@ void remove_final_newline(std::string& text) {
   if (!text.empty() && text.back() == '\r') text.pop_back();
 }
 
-// What is to be continued, before a model is there to encode it: text, tokens or a chat.
-using Input = std::variant<std::string, std::vector<int32_t>, ChatRequest>;
+// A chat request and what it says about sampling, which is read over the model's defaults.
+struct ChatInput {
+  JsonValue body;
+  ChatRequest chat;
+};
 
-// The request's sampling fields go to `options`.
-Result<ChatRequest> parse_chat(std::string_view json, GenerateOptions& options) {
-  ASSIGN_OR_RETURN(const JsonValue request, parse_json(json));
-  ASSIGN_OR_RETURN(ChatRequest chat, parse_chat_request(request));
-  ASSIGN_OR_RETURN(const std::vector<std::string> warnings, add_request_sampling(request, options));
-  for (const std::string& warning : warnings) warn(format(options.chat_file, ": ", warning));
-  RETURN_IF_ERROR(apply(options.thinking, chat));
-  return chat;
+// What is to be continued, before a model is there to encode it: text, tokens or a chat.
+using Input = std::variant<std::string, std::vector<int32_t>, ChatInput>;
+
+// What parse_chat_request() reads.
+constexpr std::string_view kPromptFields[] = {"messages",
+                                              "tools",
+                                              "tool_choice",
+                                              "response_format",
+                                              "thinking",
+                                              "reasoning_effort",
+                                              "drop_thinking",
+                                              "add_generation_prompt",
+                                              "continue_final_message"};
+
+// The sampling of a chat request over `defaults`. Requires: `body` is an object.
+Result<openai::SamplingFields> read_chat_sampling(const JsonValue& body,
+                                                  const SamplingParams& defaults,
+                                                  std::vector<std::string>* ignored = nullptr) {
+  openai::Fields fields(body);
+  openai::SamplingFields sampling;
+  sampling.params = defaults;
+  RETURN_IF_ERROR(openai::read_sampling(fields, sampling));
+  ASSIGN_OR_RETURN(sampling.params.logprobs, openai::read_chat_logprobs(fields));
+  if (ignored != nullptr) {
+    for (std::string_view name : kPromptFields) fields.at(name);
+    *ignored = fields.rest();
+  }
+  return sampling;
 }
 
-Result<Input> read_prompt(GenerateOptions& options) {
+void warn_of_fields(const GenerateOptions& options, const JsonValue& body,
+                    const std::vector<std::string>& ignored) {
+  std::string names;
+  for (const std::string& name : ignored) names += (names.empty() ? "" : ", ") + name;
+  if (!names.empty()) warn(format(options.chat_file, ": ignored: ", names));
+  const JsonNode response_format{body.find("response_format"), ""};
+  if (response_format.given() && !response_format.at("type").is_text("text")) {
+    warn(format(options.chat_file,
+                ": response_format: the prompt asks for it, nothing enforces it"));
+  }
+}
+
+Result<ChatInput> parse_chat(std::string_view json, const GenerateOptions& options) {
+  ChatInput input;
+  ASSIGN_OR_RETURN(input.body, parse_json(json));
+  ASSIGN_OR_RETURN(input.chat, parse_chat_request(input.body));
+  std::vector<std::string> ignored;
+  RETURN_IF_ERROR(read_chat_sampling(input.body, {}, &ignored));
+  warn_of_fields(options, input.body, ignored);
+  RETURN_IF_ERROR(apply(options.thinking, input.chat));
+  return input;
+}
+
+Result<Input> read_prompt(const GenerateOptions& options) {
   if (!options.token_ids.empty()) {
     ASSIGN_OR_RETURN(std::vector<int32_t> ids, parse_token_ids(options.token_ids));
     return Input(std::move(ids));
@@ -50,7 +96,7 @@ Result<Input> read_prompt(GenerateOptions& options) {
   const std::string file = is_chat ? options.chat_file : options.file.empty() ? "-" : options.file;
   ASSIGN_OR_RETURN(std::string text, read_input(file));
   if (is_chat) {
-    Result<ChatRequest> chat = parse_chat(text, options);
+    Result<ChatInput> chat = parse_chat(text, options);
     if (!chat.has_value()) return in_file(file, chat.error());
     return Input(std::move(chat.value()));
   }
@@ -61,7 +107,7 @@ Result<Input> read_prompt(GenerateOptions& options) {
 Result<Prompt> encode(const Input& input, const GenerateOptions& options, const Llm& llm) {
   if (const auto* ids = std::get_if<std::vector<int32_t>>(&input))
     return Prompt{*ids, std::nullopt};
-  if (const auto* chat = std::get_if<ChatRequest>(&input)) return llm.encode_chat(*chat);
+  if (const auto* chat = std::get_if<ChatInput>(&input)) return llm.encode_chat(chat->chat);
   const auto mode = options.no_special ? SpecialTokens::kPlainText : SpecialTokens::kRecognise;
   return llm.encode_text(std::get<std::string>(input), mode, !options.no_bos);
 }
@@ -224,33 +270,45 @@ class ChoicePrinter {
   std::optional<ReplyPrinter> printer_;
 };
 
+// Flags win over the request, the request over the model. `num_choices` likewise.
+Result<SamplingParams> merge_sampling(const Input& input, const GenerateOptions& options,
+                                      const Llm& llm, int32_t& num_choices) {
+  SamplingParams params = llm.default_sampling();
+  if (const auto* chat = std::get_if<ChatInput>(&input)) {
+    ASSIGN_OR_RETURN(openai::SamplingFields fields, read_chat_sampling(chat->body, params));
+    params = std::move(fields.params);
+    for (const std::string& word : fields.bad_words) add_bad_word(llm.tokenizer(), word, params);
+    num_choices = fields.num_choices;
+    const Status status = validate(params, llm.engine().vocab_size());
+    if (!status.ok()) return in_file(options.chat_file, status.error());
+  }
+  if (options.num_choices) num_choices = int32_t(*options.num_choices);
+  return make_sampling(options.sampling, std::move(params), llm);
+}
+
 }  // namespace
 
-int run_generate(const GenerateOptions& flags) {
-  GenerateOptions options = flags;  // and what the request adds
+int run_generate(const GenerateOptions& options) {
   const Result<Input> input = read_prompt(options);
   if (!input.has_value()) return fail(input.error());
-  const bool is_chat = std::holds_alternative<ChatRequest>(input.value());
   const auto* text = std::get_if<std::string>(&input.value());
-  if (text != nullptr && text->empty() && !flags.prompt && flags.file.empty()) {
+  if (text != nullptr && text->empty() && !options.prompt && options.file.empty()) {
     return fail_usage({Code::kInvalidArgument,
                        "stdin: found nothing, expected a prompt there or one of PROMPT, --file, "
                        "--chat, --token-ids"});
   }
   Result<std::unique_ptr<Llm>> llm = open_llm(options.model);
   if (!llm.has_value()) return fail(llm.error());
-  Result<SamplingParams> sampling = make_sampling(flags.sampling, *llm.value());
+  int32_t num_choices = 1;
+  const Result<SamplingParams> sampling =
+      merge_sampling(input.value(), options, *llm.value(), num_choices);
   if (!sampling.has_value()) return fail_usage(sampling.error());
-  if (is_chat) {
-    sampling = make_sampling(options.sampling, *llm.value());
-    if (!sampling.has_value()) return fail(in_file(options.chat_file, sampling.error()));
-  }
   const Result<Prompt> prompt = encode(input.value(), options, *llm.value());
   if (!prompt.has_value()) return fail(prompt.error());
 
   const Interrupts interrupts;
   AnswerRequest request{prompt.value(), sampling.value()};
-  request.num_choices = int32_t(options.num_choices.value_or(1));
+  request.num_choices = num_choices;
   const Result<std::unique_ptr<AnswerStream>> stream = llm.value()->submit(std::move(request));
   if (!stream.has_value()) return fail(stream.error());
   std::optional<ChoicePrinter> printer;

@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "base/format.h"
+#include "chat/json_writer.h"
 #include "checkpoint/checkpoint.h"
 #include "commands.h"
 #include "console.h"
 #include "engine/loaded_model.h"
-#include "json_writer.h"
 #include "model_config/cost.h"
 #include "model_config/layer_map.h"
 #include "model_flags.h"

@@ -22,6 +22,7 @@
 #include "engine/loaded_model.h"
 #include "model_flags.h"
 #include "request/request.h"
+#include "scheduler/scheduler.h"
 #include "sys/fp_environment.h"
 #include "sys/mapping_faults.h"
 
@@ -102,10 +103,21 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
 }
 
 void add_context_flag(CLI::App& command, ModelFlags& flags) {
+  const auto read = [&flags](const std::string& text) {
+    int64_t number = 0;
+    flags.max_model_len.reset();
+    if (parse_number(text, number)) flags.max_model_len = number;
+  };
+  const auto check = [](std::string& text) {
+    return text == "auto" ? "" : integer<int64_t>(1)(text);
+  };
   command
-      .add_option("-c,--max-model-len,--ctx-size", flags.max_model_len,
-                  "most tokens of prompt and answer; default: what the checkpoint allows")
-      ->transform(integer<int64_t>(1))
+      .add_option_function<std::string>(
+          "-c,--max-model-len,--ctx-size", read,
+          "most tokens of prompt and answer; default: auto, what the checkpoint allows and memory "
+          "has room for")
+      ->check(CLI::Validator(check, ""))
+      ->type_name("N")
       ->group("Model");
 }
 
@@ -116,6 +128,25 @@ void add_record_flag(CLI::App& command, ModelFlags& flags) {
       ->check(check_path)
       ->type_name("FILE")
       ->group("Output");
+}
+
+void add_engine_flags(CLI::App& command, EngineFlags& flags) {
+  const std::string group = "Engine (no flag changes an answer)";
+  const auto add = [&](const char* name, auto& value, const char* help) {
+    return command.add_option(name, value, help)->type_name("N")->group(group);
+  };
+  add("--max-num-seqs", flags.max_num_seqs, "sequences that are computed together")
+      ->transform(integer<int64_t>(1, kMaxNumSeqs))
+      ->capture_default_str();
+  add("--max-num-batched-tokens", flags.max_num_batched_tokens, "tokens of one step")
+      ->transform(integer<int64_t>(1, int64_t(1) << 20))
+      ->capture_default_str();
+  add("--max-step-ms", flags.max_step_ms,
+      "milliseconds of a step while answers are being written; prompts take what is left")
+      ->check(CLI::PositiveNumber.description(""))
+      ->capture_default_str();
+  add("--kv-bytes", flags.kv_bytes, "for the state of sequences; default: what memory leaves")
+      ->transform(integer<int64_t>(0));
 }
 
 void add_sampling_flags(CLI::App& command, SamplingFlags& flags) {
@@ -336,6 +367,42 @@ void add_inspect(CLI::App& app, InspectOptions& options, std::function<int()>& a
   command.callback([&] { action = [&] { return run_inspect(options); }; });
 }
 
+void add_batch(CLI::App& app, BatchCommandOptions& options, std::function<int()>& action) {
+  CLI::App& command =
+      *app.add_subcommand("batch", "answer a file of requests, many at a time, in their order");
+  command.footer(
+      "A line is {\"custom_id\": \"a\", \"method\": \"POST\", \"url\": \"/v1/chat/completions\", "
+      "\"body\": {...}},\nor /v1/completions. Run again, it goes on where an earlier run was "
+      "stopped. docs/batch.md has the details.");
+  command.add_option("-i,--input", options.input, "requests, one JSON object per line; - is stdin")
+      ->required()
+      ->check(check_path)
+      ->type_name("FILE");
+  command.add_option("-o,--output", options.output, "answers, one per request; - is stdout")
+      ->required()
+      ->check(check_path)
+      ->type_name("FILE");
+  command.add_flag("--overwrite", options.overwrite,
+                   "start anew instead of going on behind the answers that are there");
+  command.add_option("--seed", options.seed, "for requests without a seed, together with custom_id")
+      ->transform(integer<uint64_t>())
+      ->capture_default_str();
+  command
+      .add_option("--served-model-name", options.served_model_name,
+                  "refuse requests for another model; default: the folder's name, and none is refused")
+      ->type_name("NAME");
+  command
+      .add_option("--max-logprobs", options.max_logprobs,
+                  "alternatives per token that a request may ask for; -1: the whole vocabulary")
+      ->transform(integer<int64_t>(-1))
+      ->type_name("N")
+      ->capture_default_str();
+  add_model_flags(command, options.model);
+  add_context_flag(command, options.model);
+  add_engine_flags(command, options.engine);
+  command.callback([&] { action = [&] { return run_batch(options); }; });
+}
+
 void add_synth(CLI::App& app, SynthCommandOptions& options, std::function<int()>& action) {
   CLI::App& command =
       *app.add_subcommand("synth", "write a checkpoint with random weights and a tokenizer");
@@ -518,6 +585,7 @@ int run(int argc, char** argv) {
   ChatOptions chat;
   GenerateOptions generate;
   ReplayOptions replay;
+  BatchCommandOptions batch;
   ForwardCommandOptions forward;
   InspectOptions inspect;
   SynthCommandOptions synth;
@@ -527,6 +595,7 @@ int run(int argc, char** argv) {
   add_chat(app, chat, action);
   add_generate(app, generate, action);
   add_replay(app, replay, action);
+  add_batch(app, batch, action);
   add_forward(app, forward, action);
   add_inspect(app, inspect, action);
   add_synth(app, synth, action);

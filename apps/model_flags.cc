@@ -53,12 +53,17 @@ Result<LoadOptions> make_load_options(const ModelFlags& flags) {
   return options;
 }
 
-Result<std::unique_ptr<Llm>> open_llm(const ModelFlags& flags) {
+Result<std::unique_ptr<Llm>> open_llm(const ModelFlags& flags, const EngineFlags& engine) {
   EngineOptions options;
   ASSIGN_OR_RETURN(options.load, make_load_options(flags));
   options.prefill_chunk = flags.chunk;
   options.max_model_len = flags.max_model_len;
   options.record_file = flags.record_file;
+  options.max_num_seqs = engine.max_num_seqs;
+  options.max_num_batched_tokens = engine.max_num_batched_tokens;
+  options.max_waiting = engine.max_waiting;
+  options.max_step_ms = engine.max_step_ms;
+  options.kv_bytes = engine.kv_bytes;
   Progress progress("loading " + options.load.model_dir, "files");
   return Llm::open(options, [&](int64_t done, int64_t all) { progress(done, all); });
 }
@@ -82,31 +87,40 @@ Result<std::vector<int32_t>> parse_token_ids(std::string_view text) {
   return ids;
 }
 
-Result<SamplingParams> make_sampling(const SamplingFlags& flags, const Llm& llm) {
-  SamplingParams params = llm.default_sampling();
-  params.temperature = flags.temperature.value_or(params.temperature);
-  params.top_k = flags.top_k.value_or(params.top_k);
-  params.top_p = flags.top_p.value_or(params.top_p);
-  params.min_p = flags.min_p.value_or(params.min_p);
-  params.repetition_penalty = flags.repetition_penalty.value_or(params.repetition_penalty);
-  params.presence_penalty = flags.presence_penalty.value_or(0);
-  params.frequency_penalty = flags.frequency_penalty.value_or(0);
+Result<SamplingParams> make_sampling(const SamplingFlags& flags, SamplingParams params,
+                                     const Llm& llm) {
+  const auto replace = [](auto& value, const auto& flag) {
+    if (flag) value = *flag;
+  };
+  replace(params.temperature, flags.temperature);
+  replace(params.top_k, flags.top_k);
+  replace(params.top_p, flags.top_p);
+  replace(params.min_p, flags.min_p);
+  replace(params.repetition_penalty, flags.repetition_penalty);
+  replace(params.presence_penalty, flags.presence_penalty);
+  replace(params.frequency_penalty, flags.frequency_penalty);
+  if (!flags.logit_bias.empty()) params.logit_bias.clear();
   for (const std::string& text : flags.logit_bias) {
     ASSIGN_OR_RETURN(auto bias, parse_logit_bias(text));
     params.logit_bias.push_back(bias);
   }
-  ASSIGN_OR_RETURN(params.allowed_token_ids, parse_token_ids(flags.allowed_token_ids));
-  ASSIGN_OR_RETURN(params.stop_token_ids, parse_token_ids(flags.stop_token_ids));
+  if (!flags.allowed_token_ids.empty()) {
+    ASSIGN_OR_RETURN(params.allowed_token_ids, parse_token_ids(flags.allowed_token_ids));
+  }
+  if (!flags.stop_token_ids.empty()) {
+    ASSIGN_OR_RETURN(params.stop_token_ids, parse_token_ids(flags.stop_token_ids));
+  }
+  if (!flags.bad_words.empty()) params.bad_words_token_ids.clear();
   for (const std::string& word : flags.bad_words) add_bad_word(llm.tokenizer(), word, params);
-  params.seed = flags.seed;
-  params.stop = flags.stop;
-  params.include_stop_str_in_output = flags.include_stop;
-  params.skip_special_tokens = !flags.keep_special;
-  params.ignore_eos = flags.ignore_eos;
-  params.min_tokens = flags.min_tokens.value_or(0);
-  params.max_tokens = flags.max_tokens;
-  params.logprobs = flags.logprobs;
-  params.prompt_logprobs = flags.prompt_logprobs;
+  if (flags.seed) params.seed = flags.seed;
+  if (!flags.stop.empty()) params.stop = flags.stop;
+  params.include_stop_str_in_output |= flags.include_stop;
+  if (flags.keep_special) params.skip_special_tokens = false;
+  params.ignore_eos |= flags.ignore_eos;
+  replace(params.min_tokens, flags.min_tokens);
+  if (flags.max_tokens) params.max_tokens = flags.max_tokens;
+  if (flags.logprobs) params.logprobs = flags.logprobs;
+  if (flags.prompt_logprobs) params.prompt_logprobs = flags.prompt_logprobs;
   RETURN_IF_ERROR(validate(params, llm.engine().vocab_size()));
   return params;
 }

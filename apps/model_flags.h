@@ -30,12 +30,14 @@ Result<std::string> resolve_model_dir(const std::string& model_dir);
 Result<LoadOptions> make_load_options(const ModelFlags& flags);
 
 // With progress on stderr.
-Result<std::unique_ptr<Llm>> open_llm(const ModelFlags& flags);
+Result<std::unique_ptr<Llm>> open_llm(const ModelFlags& flags, const EngineFlags& engine = {});
 
 // "1,2,3", also with blanks; one comma at most between two. The message does not say of what.
 Result<std::vector<int32_t>> parse_token_ids(std::string_view text);
 
-Result<SamplingParams> make_sampling(const SamplingFlags& flags, const Llm& llm);
+// The flags over `defaults`.
+Result<SamplingParams> make_sampling(const SamplingFlags& flags, SamplingParams defaults,
+                                     const Llm& llm);
 
 // "minimal, low, ... or 1 to 100".
 std::string effort_names();

@@ -1,8 +1,8 @@
 #include <iostream>
 
+#include "chat/json_writer.h"
 #include "commands.h"
 #include "console.h"
-#include "json_writer.h"
 #include "llm/llm.h"
 #include "model_flags.h"
 

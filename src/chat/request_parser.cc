@@ -1,111 +1,17 @@
 #include "chat/request_parser.h"
 
 #include <algorithm>
-#include <charconv>
 #include <utility>
 
 #include "base/format.h"
+#include "chat/json_node.h"
 #include "chat/wire_text.h"
 
 namespace millrace {
 namespace {
 
 using Kind = JsonValue::Kind;
-
-// A value and its place in the request.
-struct Node {
-  const JsonValue* value;  // null: absent
-  std::string path;
-
-  bool given() const { return value != nullptr && !value->is(Kind::kNull); }
-  bool is(Kind kind) const { return value != nullptr && value->is(kind); }
-  Node at(std::string_view key) const {
-    return {value == nullptr ? nullptr : value->find(key),
-            path.empty() ? std::string(key) : format(path, '.', key)};
-  }
-  Node at(size_t i) const { return {&value->items[i], format(path, '[', i, ']')}; }
-};
-
-std::string describe(const JsonValue* value) {
-  if (value == nullptr) return "nothing";
-  switch (value->kind) {
-    case Kind::kNull:
-      return "null";
-    case Kind::kBool:
-      return value->boolean ? "true" : "false";
-    case Kind::kNumber:
-      return "number " + value->text.substr(0, 40);
-    case Kind::kString: {
-      std::string_view shown = value->text;
-      if (shown.size() > 40) {
-        shown = shown.substr(0, 40);
-        while ((uint8_t(value->text[shown.size()]) & 0xC0) == 0x80) shown.remove_suffix(1);
-      }
-      std::string out = "string ";
-      append_json_string(shown, out);
-      return shown.size() < value->text.size() ? out + "..." : out;
-    }
-    case Kind::kArray:
-      return format("an array of ", value->items.size());
-    case Kind::kObject:
-      return "an object";
-  }
-  return {};
-}
-
-Error refuse(const Node& node, std::string_view expected) {
-  return Error{Code::kInvalidArgument, format(node.path.empty() ? "request" : node.path,
-                                              ": found ", describe(node.value), ", expected ",
-                                              expected)};
-}
-
-Error refuse_reason(const Node& node, std::string_view reason) {
-  return Error{Code::kInvalidArgument, format(node.path, ": ", reason)};
-}
-
-// Which of two values a client means cannot be known. JSON that the prompt repeats (schemas,
-// arguments) is not asked: it is written as the model's own encoder writes it.
-Status refuse_repeated(const Node& object) {
-  if (!object.is(Kind::kObject)) return {};
-  for (size_t i = 0; i < object.value->items.size(); ++i) {
-    if (!object.value->items[i].is_repeated) continue;
-    return refuse_reason(object.at(object.value->keys[i]), "found twice, expected once");
-  }
-  return {};
-}
-
-Status expect_object(const Node& node) {
-  if (!node.is(Kind::kObject)) return refuse(node, "an object");
-  return refuse_repeated(node);
-}
-
-Result<std::string> read_string(const Node& node, std::string_view if_absent = "") {
-  if (!node.given()) return std::string(if_absent);
-  if (!node.is(Kind::kString)) return refuse(node, "a string");
-  return node.value->text;
-}
-
-Result<bool> read_bool(const Node& node, bool if_absent) {
-  if (!node.given()) return if_absent;
-  if (!node.is(Kind::kBool)) return refuse(node, "true or false");
-  return node.value->boolean;
-}
-
-// The elements of a list; absent and null count as empty.
-Result<std::vector<Node>> read_list(const Node& node) {
-  std::vector<Node> elements;
-  if (!node.given()) return elements;
-  if (!node.is(Kind::kArray)) return refuse(node, "an array");
-  for (size_t i = 0; i < node.value->items.size(); ++i) elements.push_back(node.at(i));
-  return elements;
-}
-
-Result<std::string> read_json(const Node& node) {
-  std::string out;
-  const Status written = write_json(*node.value, out);
-  if (!written.ok()) return refuse_reason(node, written.error().message);
-  return out;
-}
+using Node = JsonNode;
 
 // The placeholder stands for a picture and is counted, so text must not contain it.
 Result<std::string> read_text(const Node& node) {
@@ -367,30 +273,13 @@ Status read_thinking(const Node& root, const ChatParseOptions& options, ChatRequ
   }
 
   const Node effort = root.at("reasoning_effort");
-  if (effort.is(Kind::kNumber) && effort.value->is_integer()) {
-    const std::string& digits = effort.value->text;
-    int value = 0;
-    const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    if (parsed.ec != std::errc() || value < 1 || 100 < value) return refuse(effort, "1 to 100");
-    request.reasoning_effort = value;
-    return {};
+  ASSIGN_OR_RETURN(const std::optional<int> level, read_effort(effort, options));
+  if (level) {
+    request.reasoning_effort = *level;
+  } else {
+    request.thinking = false;  // wins over `thinking`
   }
-  if (effort.given() && !effort.is(Kind::kString))
-    return refuse(effort, "a name or an integer from 1 to 100");
-  ASSIGN_OR_RETURN(const std::string name, read_string(effort, options.default_effort));
-  if (name == "none") {  // wins over `thinking`
-    request.thinking = false;
-    return {};
-  }
-  std::string names = "none";
-  for (const EffortLevel& level : options.efforts) {
-    if (level.name == name) {
-      request.reasoning_effort = level.effort;
-      return {};
-    }
-    names += ", " + level.name;
-  }
-  return refuse(effort, names + " or an integer from 1 to 100");
+  return {};
 }
 
 Status read_tool_choice(const Node& node, ChatRequest& request) {
@@ -441,6 +330,26 @@ Status read_response_format(const Node& node, ChatRequest& request) {
 std::vector<EffortLevel> default_effort_levels() {
   return {{"minimal", 50}, {"low", 50}, {"medium", 75}, {"high", 75},
           {"xhigh", 75},   {"max", 100}, {"ultra", 100}};
+}
+
+Result<std::optional<int>> read_effort(const JsonNode& effort, const ChatParseOptions& options) {
+  if (effort.is(Kind::kNumber) && effort.value->is_integer()) {
+    const Result<std::optional<int>> value = read_number<int>(effort);
+    if (!value.has_value() || *value.value() < 1 || 100 < *value.value()) {
+      return refuse(effort, "1 to 100");
+    }
+    return value;
+  }
+  if (effort.given() && !effort.is(Kind::kString))
+    return refuse(effort, "a name or an integer from 1 to 100");
+  ASSIGN_OR_RETURN(const std::string name, read_string(effort, options.default_effort));
+  if (name == "none") return std::optional<int>();
+  std::string names = "none";
+  for (const EffortLevel& level : options.efforts) {
+    if (level.name == name) return std::optional(level.effort);
+    names += ", " + level.name;
+  }
+  return refuse(effort, names + " or an integer from 1 to 100");
 }
 
 Result<ChatRequest> parse_chat_request(std::string_view json, const ChatParseOptions& options) {

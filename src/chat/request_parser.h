@@ -5,12 +5,14 @@
 // message, prefix). What it returns is valid; what it refuses it names by path, with what was found
 // and what was expected. Fields that do not shape the prompt (model, temperature, ...) are ignored.
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/status.h"
 #include "chat/json.h"
+#include "chat/json_node.h"
 #include "chat/messages.h"
 
 namespace millrace {
@@ -28,6 +30,9 @@ struct ChatParseOptions {
   std::vector<EffortLevel> efforts = default_effort_levels();
   std::string default_effort = "high";  // one of `efforts`
 };
+
+// A name or 1 to 100; absent: the default. None: no thinking at all.
+Result<std::optional<int>> read_effort(const JsonNode& effort, const ChatParseOptions& options);
 
 Result<ChatRequest> parse_chat_request(std::string_view json, const ChatParseOptions& options = {});
 Result<ChatRequest> parse_chat_request(const JsonValue& request,

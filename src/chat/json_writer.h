@@ -30,6 +30,7 @@ class JsonWriter {
   JsonWriter& value(int64_t number);
   JsonWriter& value(uint64_t number);
   JsonWriter& null();
+  JsonWriter& json(std::string_view text) { return raw(text); }  // requires: one JSON value
 
   template <class T>
   JsonWriter& value(const std::vector<T>& items) {

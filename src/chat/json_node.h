@@ -1,0 +1,70 @@
+#pragma once
+
+// A value inside a request and where it stands, so that refusals name the place, what was found
+// and what was expected.
+
+#include <charconv>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "base/format.h"
+#include "base/status.h"
+#include "chat/json.h"
+
+namespace millrace {
+
+struct JsonNode {
+  const JsonValue* value;  // null: absent
+  std::string path;
+
+  bool given() const { return value != nullptr && !value->is(JsonValue::Kind::kNull); }
+  bool is(JsonValue::Kind kind) const { return value != nullptr && value->is(kind); }
+  bool is_text(std::string_view text) const {
+    return is(JsonValue::Kind::kString) && value->text == text;
+  }
+  JsonNode at(std::string_view key) const;
+  JsonNode at(size_t i) const;
+};
+
+// "temperature: found string "hot", expected a number"
+Error refuse(const JsonNode& node, std::string_view expected);
+// "temperature: REASON"
+Error refuse_reason(const JsonNode& node, std::string_view reason);
+
+// Which of two values a client means cannot be known. JSON that the prompt repeats (schemas,
+// arguments) is not asked: it is written as the model's own encoder writes it.
+Status refuse_repeated(const JsonNode& object);
+Status expect_object(const JsonNode& node);
+
+// Absent and null count as not given.
+Result<std::string> read_string(const JsonNode& node, std::string_view if_absent = "");
+Result<bool> read_bool(const JsonNode& node, bool if_absent);
+Result<std::vector<JsonNode>> read_list(const JsonNode& node);  // its elements; none if absent
+Result<std::string> read_json(const JsonNode& node);            // its text, as the prompt shows it
+
+template <class T>
+std::string expected_number() {
+  if constexpr (!std::is_integral_v<T>) return "a number";
+  using Limits = std::numeric_limits<T>;
+  return format("an integer from ", Limits::min(), " to ", Limits::max());
+}
+
+// A number that T can hold; integers without point and exponent.
+template <class T>
+Result<std::optional<T>> read_number(const JsonNode& node) {
+  if (!node.given()) return std::optional<T>();
+  T number = 0;
+  std::string_view text;
+  if (node.is(JsonValue::Kind::kNumber)) text = node.value->text;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size()) {
+    return refuse(node, expected_number<T>());
+  }
+  return std::optional<T>(number);
+}
+
+}  // namespace millrace

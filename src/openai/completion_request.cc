@@ -1,0 +1,257 @@
+#include "openai/completion_request.h"
+
+#include <span>
+
+#include "base/format.h"
+#include "chat/request_parser.h"
+#include "request/request.h"
+
+namespace millrace::openai {
+namespace {
+
+using Kind = JsonValue::Kind;
+
+constexpr int64_t kDefaultMaxTokens = 16;  // of completions, as the API has it
+constexpr size_t kMaxPrompts = 4096;       // in one request
+
+// Known to clients, not to us: with any of these switched on the answer would not be what was
+// asked for.
+struct Unsupported {
+  std::string_view name, reason;
+};
+constexpr Unsupported kUnsupported[] = {
+    {"structured_outputs", "nothing constrains the output yet"},
+    {"guided_json", "nothing constrains the output yet"},
+    {"guided_regex", "nothing constrains the output yet"},
+    {"guided_choice", "nothing constrains the output yet"},
+    {"guided_grammar", "nothing constrains the output yet"},
+    {"thinking_token_budget", "not supported; reasoning_effort is"},
+    {"repetition_detection", "not supported"},
+    {"kv_transfer_params", "this engine takes no state from others"},
+    {"use_beam_search", "not supported"},
+    {"early_stopping", "belongs to beam search, which is not supported"},
+};
+constexpr Unsupported kUnsupportedInChat[] = {
+    {"documents", "the model's encoding has no place for documents"},
+    {"chat_template", "the model's encoding is built in"},
+    {"functions", "not supported; use tools"},
+    {"function_call", "not supported; use tool_choice"},
+    {"web_search_options", "not supported"},
+    {"audio", "the model makes text only"},
+    {"echo", "not supported; continue_final_message continues a reply"},
+};
+constexpr Unsupported kUnsupportedInCompletions[] = {
+    {"suffix", "the model is not asked to fill in the middle yet"},
+};
+
+bool is_switched_off(const JsonNode& node) {
+  return !node.given() || (node.is(Kind::kBool) && !node.value->boolean);
+}
+
+Status refuse_unsupported(Fields& fields, std::span<const Unsupported> list) {
+  for (const Unsupported& field : list) {
+    const JsonNode node = fields.at(field.name);
+    if (!is_switched_off(node)) return refuse_reason(node, field.reason);
+  }
+  return {};
+}
+
+Status read_stream(Fields& fields, CompletionRequest& request) {
+  ASSIGN_OR_RETURN(request.stream, read_bool(fields.at("stream"), false));
+  const JsonNode options = fields.at("stream_options");
+  if (!options.given()) return {};
+  RETURN_IF_ERROR(expect_object(options));
+  if (!request.stream) return refuse_reason(options, "needs \"stream\": true");
+  ASSIGN_OR_RETURN(request.include_usage, read_bool(options.at("include_usage"), false));
+  ASSIGN_OR_RETURN(request.continuous_usage_stats,
+                   read_bool(options.at("continuous_usage_stats"), false));
+  return {};
+}
+
+Status read_truncation(Fields& fields, CompletionRequest& request) {
+  const JsonNode count = fields.at("truncate_prompt_tokens"), side = fields.at("truncation_side");
+  ASSIGN_OR_RETURN(request.truncate_prompt_tokens, read_number<int64_t>(count));
+  if (request.truncate_prompt_tokens && *request.truncate_prompt_tokens < 1 &&
+      *request.truncate_prompt_tokens != -1) {
+    return refuse(count, "-1 or at least 1");
+  }
+  if (side.given() && !side.is_text("left") && !side.is_text("right")) {
+    return refuse(side, "left or right");
+  }
+  request.truncate_right = side.is_text("right");
+  return {};
+}
+
+Status check_logprobs(const JsonNode& node, const std::optional<int64_t>& count,
+                      const RequestLimits& limits) {
+  if (!count || limits.max_logprobs == -1) return {};
+  if (*count < 0 || *count > limits.max_logprobs) {
+    return refuse(node, format("0 to ", limits.max_logprobs));
+  }
+  return {};
+}
+
+// What both APIs have.
+Status read_common(Fields& fields, const RequestLimits& limits, CompletionRequest& request) {
+  RETURN_IF_ERROR(refuse_unsupported(fields, kUnsupported));
+  ASSIGN_OR_RETURN(request.model, read_string(fields.at("model")));
+  ASSIGN_OR_RETURN(request.request_id, read_string(fields.at("request_id")));
+  ASSIGN_OR_RETURN(request.user, read_string(fields.at("user")));
+  const JsonNode priority = fields.at("priority");
+  ASSIGN_OR_RETURN(const std::optional<int32_t> rank, read_number<int32_t>(priority));
+  request.priority = rank.value_or(0);
+  RETURN_IF_ERROR(read_sampling(fields, request.sampling));
+  const SamplingParams& params = request.sampling.params;
+  RETURN_IF_ERROR(check_logprobs(fields.at("prompt_logprobs"), params.prompt_logprobs, limits));
+  const JsonNode best_of = fields.at("best_of");
+  ASSIGN_OR_RETURN(const std::optional<int32_t> best, read_number<int32_t>(best_of));
+  if (best && *best > request.sampling.num_choices) {
+    return refuse(best_of, format("at most n, ", request.sampling.num_choices,
+                                  ": nothing picks the best of more"));
+  }
+  const JsonNode length_penalty = fields.at("length_penalty");
+  ASSIGN_OR_RETURN(const std::optional<double> penalty, read_number<double>(length_penalty));
+  if (penalty && *penalty != 1) {
+    return refuse_reason(length_penalty, "belongs to beam search, which is not supported");
+  }
+  RETURN_IF_ERROR(read_stream(fields, request));
+  if (request.stream && params.prompt_logprobs) {
+    return refuse_reason(fields.at("prompt_logprobs"), "not together with \"stream\": true");
+  }
+  RETURN_IF_ERROR(read_truncation(fields, request));
+  ASSIGN_OR_RETURN(request.return_token_ids, read_bool(fields.at("return_token_ids"), false));
+  ASSIGN_OR_RETURN(request.return_tokens_as_token_ids,
+                   read_bool(fields.at("return_tokens_as_token_ids"), false));
+  return {};
+}
+
+// `thinking` and the effort as vLLM's clients give them; fields of the request itself win.
+Status read_template_kwargs(const JsonNode& kwargs, const JsonValue& body,
+                            const ChatParseOptions& options, ChatRequest& chat) {
+  if (!kwargs.given()) return {};
+  RETURN_IF_ERROR(expect_object(kwargs));
+  const bool has_thinking = JsonNode{body.find("thinking"), ""}.given();
+  const JsonNode effort{body.find("reasoning_effort"), ""};
+  for (const char* name : {"enable_thinking", "thinking"}) {
+    ASSIGN_OR_RETURN(const bool thinking, read_bool(kwargs.at(name), chat.thinking));
+    if (!has_thinking && !effort.is_text("none")) chat.thinking = thinking;
+  }
+  const JsonNode level = kwargs.at("reasoning_effort");
+  if (!level.given() || effort.given()) return {};
+  ASSIGN_OR_RETURN(const std::optional<int> number, read_effort(level, options));
+  if (number) {
+    chat.reasoning_effort = *number;
+  } else {
+    chat.thinking = false;
+  }
+  return {};
+}
+
+Status read_chat(Fields& fields, const JsonValue& body, const RequestLimits& limits,
+                 CompletionRequest& request) {
+  RETURN_IF_ERROR(refuse_unsupported(fields, kUnsupportedInChat));
+  const JsonNode format = fields.at("response_format");
+  if (format.given() && !format.at("type").is_text("text")) {
+    return refuse_reason(format, "only {\"type\": \"text\"}: nothing constrains the output yet");
+  }
+  ChatParseOptions options;
+  options.limits = limits.json;
+  ASSIGN_OR_RETURN(request.chat, parse_chat_request(body, options));
+  RETURN_IF_ERROR(
+      read_template_kwargs(fields.at("chat_template_kwargs"), body, options, request.chat));
+  if (request.chat.tool_choice == ToolChoice::kRequired) {
+    return refuse_reason(fields.at("tool_choice"),
+                         "only auto and none: nothing constrains the output yet");
+  }
+  const JsonNode parallel = fields.at("parallel_tool_calls");
+  ASSIGN_OR_RETURN(const bool is_parallel, read_bool(parallel, true));
+  if (!is_parallel && !request.chat.tools.empty()) {
+    return refuse_reason(parallel, "only true: nothing constrains the output yet");
+  }
+  ASSIGN_OR_RETURN(request.include_reasoning, read_bool(fields.at("include_reasoning"), true));
+  ASSIGN_OR_RETURN(request.sampling.params.logprobs, read_chat_logprobs(fields));
+  return check_logprobs(fields.at("top_logprobs"), request.sampling.params.logprobs, limits);
+}
+
+Result<std::vector<int32_t>> read_token_ids(const JsonNode& node) {
+  std::vector<int32_t> ids;
+  for (size_t i = 0; i < node.value->items.size(); ++i) {
+    ASSIGN_OR_RETURN(const std::optional<int32_t> id, read_number<int32_t>(node.at(i)));
+    if (!id) return refuse(node.at(i), "a token id");
+    ids.push_back(*id);
+  }
+  return ids;
+}
+
+// A string, strings, token ids, or lists of those.
+Status read_prompts(const JsonNode& node, std::vector<PromptText>& prompts) {
+  constexpr std::string_view kExpected =
+      "a string, token ids, or a non-empty array of strings or of lists of token ids";
+  if (node.is(Kind::kString)) {
+    prompts.emplace_back(node.value->text);
+    return {};
+  }
+  if (!node.is(Kind::kArray) || node.value->items.empty()) return refuse(node, kExpected);
+  if (node.at(size_t{0}).is(Kind::kNumber)) {
+    ASSIGN_OR_RETURN(std::vector<int32_t> ids, read_token_ids(node));
+    prompts.emplace_back(std::move(ids));
+    return {};
+  }
+  if (node.value->items.size() > kMaxPrompts) {
+    return refuse(node, format("at most ", kMaxPrompts, " prompts"));
+  }
+  for (size_t i = 0; i < node.value->items.size(); ++i) {
+    const JsonNode item = node.at(i);
+    if (item.is(Kind::kString)) {
+      prompts.emplace_back(item.value->text);
+    } else if (item.is(Kind::kArray) && !item.value->items.empty()) {
+      ASSIGN_OR_RETURN(std::vector<int32_t> ids, read_token_ids(item));
+      prompts.emplace_back(std::move(ids));
+    } else {
+      return refuse(item, "a string or a non-empty list of token ids");
+    }
+  }
+  return {};
+}
+
+Status read_completions(Fields& fields, const RequestLimits& limits, CompletionRequest& request) {
+  RETURN_IF_ERROR(refuse_unsupported(fields, kUnsupportedInCompletions));
+  const JsonNode format = fields.at("response_format");
+  if (format.given() && !format.at("type").is_text("text")) {
+    return refuse_reason(format, "only {\"type\": \"text\"}: nothing constrains the output yet");
+  }
+  RETURN_IF_ERROR(read_prompts(fields.at("prompt"), request.prompts));
+  SamplingParams& params = request.sampling.params;
+  if (!params.max_tokens) params.max_tokens = kDefaultMaxTokens;
+  ASSIGN_OR_RETURN(request.echo, read_bool(fields.at("echo"), false));
+  if (*params.max_tokens == 0 && !request.echo) {
+    return refuse(fields.at("max_tokens"), "at least 1 without echo");
+  }
+  ASSIGN_OR_RETURN(request.add_special_tokens, read_bool(fields.at("add_special_tokens"), true));
+  const JsonNode logprobs = fields.at("logprobs");
+  ASSIGN_OR_RETURN(params.logprobs, read_number<int64_t>(logprobs));
+  RETURN_IF_ERROR(check_logprobs(logprobs, params.logprobs, limits));
+  if (request.echo && params.logprobs) params.prompt_logprobs = params.logprobs;
+  return {};
+}
+
+}  // namespace
+
+Result<CompletionRequest> parse_completion_request(Endpoint endpoint, const JsonValue& body,
+                                                   const SamplingParams& defaults,
+                                                   const RequestLimits& limits) {
+  RETURN_IF_ERROR(expect_object({&body, ""}));
+  Fields fields(body);
+  CompletionRequest request;
+  request.endpoint = endpoint;
+  request.sampling.params = defaults;
+  RETURN_IF_ERROR(read_common(fields, limits, request));
+  if (endpoint == Endpoint::kChatCompletions) {
+    RETURN_IF_ERROR(read_chat(fields, body, limits, request));
+  } else {
+    RETURN_IF_ERROR(read_completions(fields, limits, request));
+  }
+  return request;
+}
+
+}  // namespace millrace::openai

@@ -1,0 +1,144 @@
+#include "openai/sampling_fields.h"
+
+#include <algorithm>
+
+#include "base/format.h"
+#include "request/request.h"
+
+namespace millrace::openai {
+namespace {
+
+using Kind = JsonValue::Kind;
+
+template <class T>
+Status read(const JsonNode& node, T& value) {
+  ASSIGN_OR_RETURN(const std::optional<T> number, read_number<T>(node));
+  if (number) value = *number;
+  return {};
+}
+
+template <class T>
+Status read(const JsonNode& node, std::optional<T>& value) {
+  ASSIGN_OR_RETURN(const std::optional<T> number, read_number<T>(node));
+  if (number) value = number;
+  return {};
+}
+
+Status read(const JsonNode& node, bool& value) {
+  ASSIGN_OR_RETURN(value, read_bool(node, value));
+  return {};
+}
+
+// One string, or several.
+Status read(const JsonNode& node, std::vector<std::string>& value) {
+  if (!node.given()) return {};
+  if (node.is(Kind::kString)) {
+    value = {node.value->text};
+    return {};
+  }
+  if (!node.is(Kind::kArray)) return refuse(node, "a string or an array of strings");
+  value.clear();
+  for (size_t i = 0; i < node.value->items.size(); ++i) {
+    if (!node.at(i).is(Kind::kString)) return refuse(node.at(i), "a string");
+    value.push_back(node.value->items[i].text);
+  }
+  return {};
+}
+
+Status read(const JsonNode& node, std::vector<int32_t>& value) {
+  if (!node.given()) return {};
+  if (!node.is(Kind::kArray)) return refuse(node, "an array of token ids");
+  value.clear();
+  for (size_t i = 0; i < node.value->items.size(); ++i) {
+    ASSIGN_OR_RETURN(const std::optional<int32_t> id, read_number<int32_t>(node.at(i)));
+    if (!id) return refuse(node.at(i), "a token id");
+    value.push_back(*id);
+  }
+  return {};
+}
+
+Status read_logit_bias(const JsonNode& node, std::vector<std::pair<int32_t, double>>& biases) {
+  if (!node.given()) return {};
+  RETURN_IF_ERROR(expect_object(node));
+  biases.clear();
+  for (size_t i = 0; i < node.value->items.size(); ++i) {
+    const std::string& key = node.value->keys[i];
+    int32_t id = 0;
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
+    if (error != std::errc() || end != key.data() + key.size() || key.empty()) {
+      return refuse_reason(node, format("found key ", key, ", expected token ids as keys"));
+    }
+    const JsonNode bias = node.at(key);
+    ASSIGN_OR_RETURN(const std::optional<double> number, read_number<double>(bias));
+    if (!number) return refuse(bias, "a number");
+    biases.emplace_back(id, std::clamp(*number, -100.0, 100.0));
+  }
+  return {};
+}
+
+// Any 64 bits: a negative seed is the number with the same bits.
+Status read_seed(const JsonNode& node, std::optional<uint64_t>& seed) {
+  if (node.is(Kind::kNumber) && node.value->text.starts_with('-')) {
+    ASSIGN_OR_RETURN(const std::optional<int64_t> negative, read_number<int64_t>(node));
+    seed = uint64_t(*negative);
+    return {};
+  }
+  return read(node, seed);
+}
+
+}  // namespace
+
+std::vector<std::string> Fields::rest() const {
+  std::vector<std::string> rest;
+  for (size_t i = 0; i < body_.keys.size(); ++i) {
+    if (body_.items[i].is(Kind::kNull)) continue;
+    if (std::find(seen_.begin(), seen_.end(), body_.keys[i]) == seen_.end()) {
+      rest.push_back(body_.keys[i]);
+    }
+  }
+  return rest;
+}
+
+Status read_sampling(Fields& fields, SamplingFields& sampling) {
+  SamplingParams& params = sampling.params;
+  RETURN_IF_ERROR(read(fields.at("temperature"), params.temperature));
+  RETURN_IF_ERROR(read(fields.at("top_k"), params.top_k));
+  RETURN_IF_ERROR(read(fields.at("top_p"), params.top_p));
+  RETURN_IF_ERROR(read(fields.at("min_p"), params.min_p));
+  RETURN_IF_ERROR(read(fields.at("presence_penalty"), params.presence_penalty));
+  RETURN_IF_ERROR(read(fields.at("frequency_penalty"), params.frequency_penalty));
+  RETURN_IF_ERROR(read(fields.at("repetition_penalty"), params.repetition_penalty));
+  RETURN_IF_ERROR(read_logit_bias(fields.at("logit_bias"), params.logit_bias));
+  const JsonNode allowed = fields.at("allowed_token_ids");
+  RETURN_IF_ERROR(read(allowed, params.allowed_token_ids));
+  if (allowed.given() && params.allowed_token_ids.empty()) {
+    return refuse(allowed, "at least one token id");
+  }
+  RETURN_IF_ERROR(read(fields.at("bad_words"), sampling.bad_words));
+  RETURN_IF_ERROR(read_seed(fields.at("seed"), params.seed));
+  RETURN_IF_ERROR(read(fields.at("stop"), params.stop));
+  RETURN_IF_ERROR(read(fields.at("stop_token_ids"), params.stop_token_ids));
+  RETURN_IF_ERROR(read(fields.at("include_stop_str_in_output"), params.include_stop_str_in_output));
+  RETURN_IF_ERROR(read(fields.at("ignore_eos"), params.ignore_eos));
+  RETURN_IF_ERROR(read(fields.at("skip_special_tokens"), params.skip_special_tokens));
+  RETURN_IF_ERROR(read(fields.at("min_tokens"), params.min_tokens));
+  RETURN_IF_ERROR(read(fields.at("max_tokens"), params.max_tokens));
+  RETURN_IF_ERROR(read(fields.at("max_completion_tokens"), params.max_tokens));  // wins
+  RETURN_IF_ERROR(read(fields.at("prompt_logprobs"), params.prompt_logprobs));
+  const JsonNode n = fields.at("n");
+  RETURN_IF_ERROR(read(n, sampling.num_choices));
+  if (sampling.num_choices < 1 || sampling.num_choices > kMaxChoices) {
+    return refuse(n, format("1 to ", kMaxChoices));
+  }
+  return {};
+}
+
+Result<std::optional<int64_t>> read_chat_logprobs(Fields& fields) {
+  const JsonNode wanted = fields.at("logprobs"), top = fields.at("top_logprobs");
+  ASSIGN_OR_RETURN(const bool is_wanted, read_bool(wanted, false));
+  ASSIGN_OR_RETURN(const std::optional<int64_t> count, read_number<int64_t>(top));
+  if (count && *count != 0 && !is_wanted) return refuse_reason(top, "needs \"logprobs\": true");
+  return is_wanted ? std::optional(count.value_or(0)) : std::nullopt;
+}
+
+}  // namespace millrace::openai

@@ -1,0 +1,47 @@
+#pragma once
+
+// The sampling fields of a request body, under the names of the OpenAI API and of vLLM.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "chat/json_node.h"
+#include "request/sampling_params.h"
+
+namespace millrace::openai {
+
+// Reads the fields of one object and remembers which: what is left is what nobody read.
+class Fields {
+ public:
+  // Requires: `body` is an object and outlives this.
+  explicit Fields(const JsonValue& body) : body_(body) {}
+
+  JsonNode at(std::string_view name) {
+    seen_.push_back(name);
+    return {body_.find(name), std::string(name)};
+  }
+  // Given fields that were never asked for, in the order of the body.
+  std::vector<std::string> rest() const;
+
+ private:
+  const JsonValue& body_;
+  std::vector<std::string_view> seen_;
+};
+
+struct SamplingFields {
+  SamplingParams params;
+  std::vector<std::string> bad_words;  // as text: ids need a tokenizer
+  int32_t num_choices = 1;
+};
+
+// Takes from the body what it gives and leaves the rest of `sampling` as it is. Log-probabilities
+// are not among these fields: each API has its own. Values are checked for their types here, and by
+// validate() in request/sampling_params.h for their range.
+Status read_sampling(Fields& fields, SamplingFields& sampling);
+
+// Of Chat Completions: whether, and how many alternatives beside the token itself.
+Result<std::optional<int64_t>> read_chat_logprobs(Fields& fields);
+
+}  // namespace millrace::openai
