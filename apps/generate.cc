@@ -270,20 +270,18 @@ class ChoicePrinter {
   std::optional<ReplyPrinter> printer_;
 };
 
-// Flags win over the request, the request over the model. `num_choices` likewise.
-Result<SamplingParams> merge_sampling(const Input& input, const GenerateOptions& options,
-                                      const Llm& llm, int32_t& num_choices) {
-  SamplingParams params = llm.default_sampling();
-  if (const auto* chat = std::get_if<ChatInput>(&input)) {
-    ASSIGN_OR_RETURN(openai::SamplingFields fields, read_chat_sampling(chat->body, params));
-    params = std::move(fields.params);
-    for (const std::string& word : fields.bad_words) add_bad_word(llm.tokenizer(), word, params);
-    num_choices = fields.num_choices;
-    const Status status = validate(params, llm.engine().vocab_size());
-    if (!status.ok()) return in_file(options.chat_file, status.error());
+// What a chat request says over what the model recommends. Leaves `num_choices` if it says nothing.
+Result<SamplingParams> request_sampling(const Input& input, const Llm& llm, int32_t& num_choices) {
+  const auto* chat = std::get_if<ChatInput>(&input);
+  if (chat == nullptr) return llm.default_sampling();
+  ASSIGN_OR_RETURN(openai::SamplingFields fields,
+                   read_chat_sampling(chat->body, llm.default_sampling()));
+  for (const std::string& word : fields.bad_words) {
+    add_bad_word(llm.tokenizer(), word, fields.params);
   }
-  if (options.num_choices) num_choices = int32_t(*options.num_choices);
-  return make_sampling(options.sampling, std::move(params), llm);
+  num_choices = fields.num_choices;
+  RETURN_IF_ERROR(validate(fields.params, llm.engine().vocab_size()));
+  return std::move(fields.params);
 }
 
 }  // namespace
@@ -300,8 +298,12 @@ int run_generate(const GenerateOptions& options) {
   Result<std::unique_ptr<Llm>> llm = open_llm(options.model);
   if (!llm.has_value()) return fail(llm.error());
   int32_t num_choices = 1;
+  const Result<SamplingParams> requested =
+      request_sampling(input.value(), *llm.value(), num_choices);
+  if (!requested.has_value()) return fail(in_file(options.chat_file, requested.error()));
+  if (options.num_choices) num_choices = int32_t(*options.num_choices);
   const Result<SamplingParams> sampling =
-      merge_sampling(input.value(), options, *llm.value(), num_choices);
+      make_sampling(options.sampling, requested.value(), *llm.value());
   if (!sampling.has_value()) return fail_usage(sampling.error());
   const Result<Prompt> prompt = encode(input.value(), options, *llm.value());
   if (!prompt.has_value()) return fail(prompt.error());

@@ -839,21 +839,21 @@ class Generate(Case):
 
     def test_fields_of_a_request_are_checked(self):
         for pattern, fields in [
-            ('temperature: found "x", expected a number', {"temperature": "x"}),
+            ('temperature: found string "x", expected a number', {"temperature": "x"}),
             ("temperature: found 3, expected 0 to 2", {"temperature": 3}),
-            ("n: found 0, expected 1 to 128", {"n": 0}),
-            ("n: found 1.5, expected an integer", {"n": 1.5}),
+            ("n: found number 0, expected 1 to 128", {"n": 0}),
+            ("n: found number 1.5, expected an integer", {"n": 1.5}),
             ("stop: found an object, expected a string or an array of strings", {"stop": {}}),
-            ("stop: found 1, expected strings only", {"stop": ["a", 1]}),
-            ("logit_bias: found an array, expected an object", {"logit_bias": []}),
-            ("logit_bias.x: found 1, expected a token id and a number", {"logit_bias": {"x": 1}}),
-            ("logit_bias: found 101 for token 5", {"logit_bias": {"5": 101}}),
+            ("stop[1]: found number 1, expected a string", {"stop": ["a", 1]}),
+            ("logit_bias: found an array of 0, expected an object", {"logit_bias": []}),
+            ("logit_bias: found key x, expected token ids as keys", {"logit_bias": {"x": 1}}),
+            ("logit_bias: found token id 5000", {"logit_bias": {"5000": 1}}),
             ("max_tokens: found -1, expected at least 0", {"max_tokens": -1}),
-            ("seed: found -1, expected an integer from 0 to", {"seed": -1}),
+            ("seed: found number 1.5, expected an integer from 0 to", {"seed": 1.5}),
             ('top_logprobs: needs "logprobs": true', {"top_logprobs": 2}),
-            ("ignore_eos: found 1, expected true or false", {"ignore_eos": 1}),
-            ("stop_token_ids: found 1.5, expected token ids only", {"stop_token_ids": [1.5]}),
-            ("stop_token_ids: found 1, expected an array", {"stop_token_ids": 1}),
+            ("ignore_eos: found number 1, expected true or false", {"ignore_eos": 1}),
+            ("stop_token_ids[0]: found number 1.5, expected an integer", {"stop_token_ids": [1.5]}),
+            ("stop_token_ids: found number 1, expected an array", {"stop_token_ids": 1}),
         ]:
             chat = self.chat_request(**fields)
             self.refused(1, re.escape(f"{chat}: {pattern}"), "generate", "--chat", chat)
