@@ -6,11 +6,6 @@
 namespace millrace {
 namespace {
 
-template <class T>
-std::span<T> allocate(LayerContext& ctx, int64_t count) {
-  return {ctx.arena.allocate<T>(count), size_t(count)};
-}
-
 // The window of the token at `position`: older keys from the ring, those of the call itself fresh.
 WindowKeys window_keys_at(const SegmentRows& rows, int64_t sliding_window, int64_t position) {
   const int64_t first_of_call = rows.segment->first_position;
@@ -44,15 +39,15 @@ BatchRows make_batch_rows(LayerContext& ctx, const Model& model, KvStore& store,
                           std::span<const BatchSegment> segments) {
   int64_t num_rows = 0;
   for (const BatchSegment& segment : segments) num_rows += segment.num_rows();
-  const auto segment_rows = allocate<SegmentRows>(ctx, int64_t(segments.size()));
-  const auto positions = allocate<int64_t>(ctx, num_rows);
-  const auto kinds = allocate<RowKind>(ctx, num_rows);
-  const auto without_memory = allocate<uint8_t>(ctx, num_rows);
-  const auto token_ids = allocate<int32_t>(ctx, num_rows);
-  const auto window = allocate<WindowKeys>(ctx, num_rows);
-  const auto block_tables = allocate<const int32_t*>(ctx, num_rows);
+  const auto segment_rows = ctx.list<SegmentRows>(int64_t(segments.size()));
+  const auto positions = ctx.list<int64_t>(num_rows);
+  const auto kinds = ctx.list<RowKind>(num_rows);
+  const auto without_memory = ctx.list<uint8_t>(num_rows);
+  const auto token_ids = ctx.list<int32_t>(num_rows);
+  const auto window = ctx.list<WindowKeys>(num_rows);
+  const auto block_tables = ctx.list<const int32_t*>(num_rows);
   const int64_t reach = model.config.engram_max_ngram_size;
-  const Matrix<int32_t> ngrams(ctx.arena.allocate<int32_t>(num_rows * reach), {num_rows, reach});
+  const Matrix<int32_t> ngrams = ctx.matrix<int32_t>(num_rows, reach);
   int64_t r = 0;
   for (size_t s = 0; s < segments.size(); ++s) {
     const BatchSegment& segment = segments[s];
@@ -86,7 +81,7 @@ FreshKeys::FreshKeys(LayerContext& ctx, const KvStore& store, int64_t num_layers
 
 void pack_fresh(LayerContext& ctx, FreshKeys& fresh, int64_t layer, int64_t first,
                 Matrix<const float> x) {
-  const auto addresses = allocate<std::byte*>(ctx, x.shape[0]);
+  const auto addresses = ctx.list<std::byte*>(x.shape[0]);
   for (size_t r = 0; r < addresses.size(); ++r) {
     addresses[r] = fresh.row(layer, first + int64_t(r));
   }

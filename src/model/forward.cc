@@ -56,8 +56,8 @@ void Runner::feed_draft_rings(LayerContext& ctx, const DraftWeights& weights, co
   if (kept.empty()) return;
   const int64_t count = int64_t(kept.size());
   const Matrix<float> kept_aux = ctx.matrix(count, aux.shape[1]);
-  const std::span<int64_t> positions(ctx.arena.allocate<int64_t>(count), kept.size());
-  const std::span<std::byte*> addresses(ctx.arena.allocate<std::byte*>(count), kept.size());
+  const std::span<int64_t> positions = ctx.list<int64_t>(count);
+  const std::span<std::byte*> addresses = ctx.list<std::byte*>(count);
   for (size_t i = 0; i < kept.size(); ++i) {
     std::copy_n(aux.row(kept[i].row), aux.shape[1], kept_aux.row(int64_t(i)));
     positions[i] = rows.positions[size_t(kept[i].row)];

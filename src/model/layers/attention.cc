@@ -86,8 +86,7 @@ Matrix<float> attention(LayerContext& ctx, const AttentionWeights& weights, cons
                      .selected = {},
                      .num_selected = {}};
   if (!compressed) {
-    const std::span<int32_t> none(ctx.arena.allocate<int32_t>(rows.num_rows()),
-                                  size_t(rows.num_rows()));
+    const std::span<int32_t> none = ctx.list<int32_t>(rows.num_rows());
     std::fill(none.begin(), none.end(), 0);
     keys.num_selected = none;
     return attend_and_project(ctx, weights, in.q, keys, rope);

@@ -6,11 +6,6 @@
 namespace millrace {
 namespace {
 
-template <class T>
-std::span<T> allocate(LayerContext& ctx, int64_t count) {
-  return {ctx.arena.allocate<T>(count), size_t(count)};
-}
-
 // The rows that a call completes, segment after segment.
 struct CompletedRows {
   std::span<const int64_t> positions;  // of each row's first token
@@ -25,9 +20,9 @@ CompletedRows completed_rows(LayerContext& ctx, const StatePlane& row_plane,
     if (in.state == nullptr) continue;
     count += int64_t(in.segment->tokens.size()) / ratio - in.segment->first_position / ratio;
   }
-  const auto positions = allocate<int64_t>(ctx, count);
-  const CompletedRows completed{positions, allocate<std::byte*>(ctx, count),
-                                allocate<std::byte*>(ctx, count)};
+  const auto positions = ctx.list<int64_t>(count);
+  const CompletedRows completed{positions, ctx.list<std::byte*>(count),
+                                ctx.list<std::byte*>(count)};
   size_t i = 0;
   for (const SegmentRows& in : rows.segments) {
     if (in.state == nullptr) continue;
@@ -51,7 +46,7 @@ Pairs pair_up(LayerContext& ctx, const StatePlane& open_plane, Matrix<const floa
               Matrix<const float> gate, const BatchRows& rows, int64_t count,
               OpenGroups& open_groups) {
   const int64_t width = value.shape[1];
-  const Pairs pairs{allocate<const float*>(ctx, 2 * count), allocate<const float*>(ctx, 2 * count)};
+  const Pairs pairs{ctx.list<const float*>(2 * count), ctx.list<const float*>(2 * count)};
   size_t i = 0;
   for (size_t s = 0; s < rows.segments.size(); ++s) {
     const SegmentRows& in = rows.segments[s];
@@ -91,7 +86,7 @@ void record_keys(LayerContext& ctx, const char* name, KeyFormat format, int64_t 
                  std::span<std::byte* const> rows) {
   if (ctx.trace == nullptr) return;
   const Matrix<float> values = ctx.matrix(int64_t(rows.size()), width);
-  const auto addresses = allocate<const std::byte*>(ctx, int64_t(rows.size()));
+  const auto addresses = ctx.list<const std::byte*>(int64_t(rows.size()));
   std::copy(rows.begin(), rows.end(), addresses.begin());
   ctx.kernels.unpack_keys(ctx.kernel_context, format, addresses, values);
   ctx.record(name, values);
@@ -104,12 +99,12 @@ OpenGroups::OpenGroups(LayerContext& ctx, const KvStore& store, const BatchRows&
   for (const StatePlane& plane : store.layout().slot_planes) {
     count += plane.kind == StateKind::kOpenGroup;
   }
-  sources_ = allocate<Source>(ctx, count);
+  sources_ = ctx.list<Source>(count);
   size_t i = 0;
   for (const StatePlane& plane : store.layout().slot_planes) {
     if (plane.kind != StateKind::kOpenGroup) continue;
     // Allocated here and not where it is filled: it must outlive the layer.
-    const auto kept = allocate<float*>(ctx, int64_t(rows.segments.size()));
+    const auto kept = ctx.list<float*>(int64_t(rows.segments.size()));
     std::fill(kept.begin(), kept.end(), nullptr);
     for (size_t s = 0; s < kept.size(); ++s) {
       const SegmentRows& in = rows.segments[s];

@@ -5,8 +5,7 @@ namespace millrace {
 Matrix<const int64_t> engram_row_ids(LayerContext& ctx, const EngramTable& table,
                                      int64_t compressed_pad, Matrix<const int32_t> ngrams) {
   const int64_t num_tokens = ngrams.shape[0], columns = table.num_columns();
-  const Matrix<int64_t> ids(ctx.arena.allocate<int64_t>(num_tokens * columns),
-                            {num_tokens, columns});
+  const Matrix<int64_t> ids = ctx.matrix<int64_t>(num_tokens, columns);
   for (int64_t t = 0; t < num_tokens; ++t) {
     engram_rows(table, compressed_pad, {ngrams.row(t), size_t(ngrams.shape[1])},
                 {ids.row(t), size_t(columns)});

@@ -101,24 +101,16 @@ struct Selector {
   }
 };
 
-Matrix<int32_t> id_matrix(LayerContext& ctx, int64_t rows, int64_t columns) {
-  return {ctx.arena.allocate<int32_t>(rows * columns), {rows, columns}};
-}
-
-std::span<int32_t> counts(LayerContext& ctx, int64_t rows) {
-  return {ctx.arena.allocate<int32_t>(rows), size_t(rows)};
-}
-
 }  // namespace
 
 Selection make_selection(LayerContext& ctx, int64_t num_rows) {
-  return {id_matrix(ctx, num_rows, ctx.config.index_topk), counts(ctx, num_rows)};
+  return {ctx.matrix<int32_t>(num_rows, ctx.config.index_topk), ctx.list<int32_t>(num_rows)};
 }
 
 Candidates make_candidates(LayerContext& ctx, int64_t num_rows) {
   const bool has_filter = ctx.config.candidate_source_layer_id >= 0;
-  return {id_matrix(ctx, num_rows, has_filter ? ctx.config.candidate_topk_blocks : 0),
-          counts(ctx, num_rows)};
+  return {ctx.matrix<int32_t>(num_rows, has_filter ? ctx.config.candidate_topk_blocks : 0),
+          ctx.list<int32_t>(num_rows)};
 }
 
 int32_t select_top_k(std::span<const float> scores, int64_t k, std::span<uint64_t> keys,
@@ -143,7 +135,7 @@ void select_rows(LayerContext& ctx, const IndexerWeights& weights, const LayerIn
                  Candidates& candidates) {
   const Selector selector{ctx, layer, selection, candidates};
   const size_t num_rows = size_t(rows.num_rows());
-  const std::span<int64_t> num_scored(ctx.arena.allocate<int64_t>(rows.num_rows()), num_rows);
+  const std::span<int64_t> num_scored = ctx.list<int64_t>(rows.num_rows());
   bool any_scores = false;
   for (size_t t = 0; t < num_rows; ++t) {
     const int64_t visible = rows.kinds[t] == RowKind::kPad
@@ -158,7 +150,7 @@ void select_rows(LayerContext& ctx, const IndexerWeights& weights, const LayerIn
   const Queries queries = make_queries(ctx, weights, x, q_latent, rope);
   const float weight_scale =
       float(1.0 / std::sqrt(double(ctx.config.index_head_dim) * double(ctx.config.index_n_heads)));
-  const std::span<float*> scores(ctx.arena.allocate<float*>(rows.num_rows()), num_rows);
+  const std::span<float*> scores = ctx.list<float*>(rows.num_rows());
   for (size_t begin = 0, end = 0; begin < num_rows; begin = end) {
     const Arena::Scope scope(ctx.arena);
     int64_t count = 0;

@@ -24,8 +24,14 @@ struct LayerContext {
 
   Rounding rounding() const { return rounding_of(numerics); }
 
-  Matrix<float> matrix(int64_t rows, int64_t columns) {
-    return {arena.allocate<float>(rows * columns), {rows, columns}};
+  // Memory of the call; its content is whatever was there.
+  template <class T = float>
+  Matrix<T> matrix(int64_t rows, int64_t columns) {
+    return {arena.allocate<T>(rows * columns), {rows, columns}};
+  }
+  template <class T>
+  std::span<T> list(int64_t count) {
+    return {arena.allocate<T>(count), size_t(count)};
   }
 
   void record(const char* name, Matrix<const float> rows) {

@@ -15,11 +15,11 @@ Routes make_routes(LayerContext& ctx, const MoeWeights& weights, int64_t k, Matr
                    std::span<const RowKind> kinds) {
   const int64_t rows = x.shape[0];
   const Matrix<float> logits = linear(ctx, x, weights.gate, Rounding::kNone);
-  const std::span<const float*> bias(ctx.arena.allocate<const float*>(rows), size_t(rows));
+  const std::span<const float*> bias = ctx.list<const float*>(rows);
   for (size_t t = 0; t < bias.size(); ++t) {
     bias[t] = kinds[t] == RowKind::kImage ? weights.bias_vl.data() : weights.bias.data();
   }
-  const Routes routes{{ctx.arena.allocate<int32_t>(rows * k), {rows, k}}, ctx.matrix(rows, k)};
+  const Routes routes{ctx.matrix<int32_t>(rows, k), ctx.matrix(rows, k)};
   ctx.kernels.route(ctx.kernel_context, logits, bias, float(ctx.config.routed_scaling_factor),
                     ctx.config.norm_topk_prob && k > 1, routes.experts, routes.weights);
   return routes;
@@ -31,8 +31,8 @@ class ExpertInput {
   ExpertInput(LayerContext& ctx, Matrix<const float> x) : ctx_(ctx), x_(x) {
     if (ctx.numerics == Numerics::kFp32) return;
     const int64_t rows = x.shape[0], k = x.shape[1], blocks = k / kQuantBlock;
-    const MutableFp8Rows quantised{{ctx.arena.allocate<uint8_t>(rows * k), {rows, k}},
-                                   {ctx.arena.allocate<uint8_t>(rows * blocks), {rows, blocks}}};
+    const MutableFp8Rows quantised{ctx.matrix<uint8_t>(rows, k),
+                                   ctx.matrix<uint8_t>(rows, blocks)};
     ctx.kernels.quantize_fp8(ctx.kernel_context, x, quantised);
     fp8_ = quantised;
   }
@@ -61,16 +61,11 @@ Matrix<float> activate(LayerContext& ctx, Matrix<const float> gate, Matrix<const
 
 Matrix<float> shared_expert(LayerContext& ctx, const MoeWeights& weights, Matrix<const float> x) {
   const Matrix<const float> in = ctx.linear_input(x);
-  const std::span<float> one(ctx.arena.allocate<float>(x.shape[0]), size_t(x.shape[0]));
+  const std::span<float> one = ctx.list<float>(x.shape[0]);
   std::fill(one.begin(), one.end(), 1.0f);
   const Matrix<float> z = activate(ctx, linear(ctx, in, weights.shared_w1),
                                    linear(ctx, in, weights.shared_w3), one);
   return linear(ctx, ctx.linear_input(z), weights.shared_w2);
-}
-
-template <class T>
-std::span<T> allocate(LayerContext& ctx, int64_t count) {
-  return {ctx.arena.allocate<T>(count), size_t(count)};
 }
 
 // The (token, slot) pairs of a call in order of expert; tokens ascending within one.
@@ -86,7 +81,7 @@ struct ByExpert {
 ByExpert group_by_expert(LayerContext& ctx, const Routes& routes, int64_t num_experts,
                          std::span<const RowKind> kinds) {
   const int64_t k = routes.experts.shape[1];
-  const auto next = allocate<int64_t>(ctx, num_experts + 1);  // row of the expert's next pair
+  const auto next = ctx.list<int64_t>(num_experts + 1);  // row of the expert's next pair
   std::fill(next.begin(), next.end(), 0);
   for (size_t t = 0; t < kinds.size(); ++t) {
     if (kinds[t] == RowKind::kPad) continue;
@@ -97,8 +92,8 @@ ByExpert group_by_expert(LayerContext& ctx, const Routes& routes, int64_t num_ex
   int64_t num_used = 0;
   for (size_t e = 0; e < size_t(num_experts); ++e) num_used += is_used(e);
   ByExpert groups;
-  groups.experts = allocate<int32_t>(ctx, num_used);
-  groups.begin = allocate<int64_t>(ctx, num_used + 1);
+  groups.experts = ctx.list<int32_t>(num_used);
+  groups.begin = ctx.list<int64_t>(num_used + 1);
   size_t used = 0;
   for (size_t e = 0; e < size_t(num_experts); ++e) {
     if (is_used(e)) {
@@ -108,10 +103,10 @@ ByExpert group_by_expert(LayerContext& ctx, const Routes& routes, int64_t num_ex
     next[e + 1] += next[e];
   }
   const int64_t num_rows = groups.begin[used] = next[size_t(num_experts)];
-  groups.tokens = allocate<int32_t>(ctx, num_rows);
-  groups.slots = allocate<int32_t>(ctx, num_rows);
-  groups.rows = allocate<int32_t>(ctx, num_rows);
-  groups.weights = allocate<float>(ctx, num_rows);
+  groups.tokens = ctx.list<int32_t>(num_rows);
+  groups.slots = ctx.list<int32_t>(num_rows);
+  groups.rows = ctx.list<int32_t>(num_rows);
+  groups.weights = ctx.list<float>(num_rows);
   for (size_t t = 0; t < kinds.size(); ++t) {
     if (kinds[t] == RowKind::kPad) continue;
     for (int64_t slot = 0; slot < k; ++slot) {
@@ -129,7 +124,7 @@ ByExpert group_by_expert(LayerContext& ctx, const Routes& routes, int64_t num_ex
 RowGroups row_groups(LayerContext& ctx, const ByExpert& by_expert,
                      std::span<const ExpertWeights> weights, Fp4Matrix ExpertWeights::*matrix,
                      std::span<const int32_t> x_rows, std::span<const int32_t> out_rows) {
-  const auto groups = allocate<RowGroups::Group>(ctx, int64_t(by_expert.experts.size()));
+  const auto groups = ctx.list<RowGroups::Group>(int64_t(by_expert.experts.size()));
   for (size_t i = 0; i < groups.size(); ++i) {
     groups[i] = {weights[size_t(by_expert.experts[i])].*matrix, by_expert.begin[i],
                  by_expert.begin[i + 1]};
