@@ -400,6 +400,7 @@ void add_batch(CLI::App& app, BatchCommandOptions& options, std::function<int()>
   add_model_flags(command, options.model);
   add_context_flag(command, options.model);
   add_engine_flags(command, options.engine);
+  add_record_flag(command, options.model);
   command.callback([&] { action = [&] { return run_batch(options); }; });
 }
 

@@ -257,6 +257,14 @@ class OneFile(Case):
             self.batch(content, "--overwrite", *flags)
             self.assertEqual(self.output.read_bytes(), whole, flags)
 
+    def test_a_recorded_run_is_replayed(self):
+        record = self.folder / "record"
+        self.batch(many(12), "--record", record, "--max-num-seqs", 5)
+        result = subprocess.run(
+            [BINARY, "replay", record, "--threads", "1"], capture_output=True, text=True, timeout=TIMEOUT
+        )
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
     def test_the_seed_is_part_of_the_input(self):
         content = text("a", "Once upon a time", max_tokens=20, temperature=1) + "\n"
         texts = set()

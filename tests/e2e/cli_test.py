@@ -131,7 +131,7 @@ class Basics(Case):
 
     def test_help_is_everywhere(self):
         commands = re.findall(r"^  ([a-z-]+)  ", output("--help").split("Subcommands:")[1], re.M)
-        self.assertEqual(len(commands), 10)
+        self.assertEqual(len(commands), 11)
         for command in commands:
             self.assertIn("Usage: millrace " + command, output(command, "--help"))
             self.assertIn("Usage: millrace " + command, output(command, "-h"))
