@@ -298,6 +298,7 @@ void Engine::run_step(Monitor& monitor, StepResult& result) {
   });
   for (RequestHandle handle : behind_) set_paused(handle, true);
   behind_.clear();
+  announce();
 
   const SchedulerStats stats = scheduler_->stats();
   const std::lock_guard lock(mutex_);
@@ -372,6 +373,7 @@ void Engine::arrive(Command& command) {
     event.error = status.error();
     publish(handle, c, std::move(event));
   }
+  if (!status.ok()) announce();
 }
 
 void Engine::set_paused(RequestHandle handle, bool is_paused) {
@@ -387,12 +389,19 @@ void Engine::publish(RequestHandle handle, int32_t choice_idx, StreamEvent event
   const bool is_last = event.finish_reason && --found->second.num_open_choices == 0;
   // Before the reader can know: when it has seen the end, there is room for another request.
   if (is_last) --num_open_requests_;
-  const bool is_behind = found->second.buffer->push(choice_idx, std::move(event));
+  const std::shared_ptr<StreamBuffer>& buffer = found->second.buffer;
+  if (unannounced_.empty() || unannounced_.back() != buffer) unannounced_.push_back(buffer);
+  const bool is_behind = buffer->push(choice_idx, std::move(event));
   if (is_last) {
     open_requests_.erase(found);
   } else if (is_behind) {
     behind_.push_back(handle);
   }
+}
+
+void Engine::announce() {
+  for (const std::shared_ptr<StreamBuffer>& buffer : unannounced_) buffer->announce();
+  unannounced_.clear();
 }
 
 }  // namespace millrace

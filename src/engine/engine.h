@@ -135,6 +135,7 @@ class Engine {
   void set_paused(RequestHandle handle, bool is_paused);
   void enter(int64_t layer, int64_t now_ns);  // -1: none
   void publish(RequestHandle handle, int32_t choice_idx, StreamEvent event);
+  void announce();
   OutputTokens output_tokens() const;
 
   std::unique_ptr<LoadedModel> model_;
@@ -166,6 +167,7 @@ class Engine {
   std::unordered_map<RequestHandle, OpenRequest> open_requests_;
   std::vector<Command> taken_;
   std::vector<RequestHandle> behind_;  // whose readers fell behind in this step
+  std::vector<std::shared_ptr<StreamBuffer>> unannounced_;  // with events of this step
   Recorder recorder_;
 
   // Last: they use everything else.

@@ -5,16 +5,16 @@
 namespace millrace {
 
 bool StreamBuffer::push(int32_t choice_idx, StreamEvent event) {
-  bool is_behind;
-  {
-    const std::lock_guard lock(mutex_);
-    num_open_choices_ -= event.finish_reason.has_value();
-    events_.push_back({choice_idx, std::move(event)});
-    is_behind = is_behind_ = is_behind_ || events_.size() >= kMaxPendingEvents;
-  }
+  const std::lock_guard lock(mutex_);
+  num_open_choices_ -= event.finish_reason.has_value();
+  events_.push_back({choice_idx, std::move(event)});
+  is_behind_ = is_behind_ || events_.size() >= kMaxPendingEvents;
+  return is_behind_;
+}
+
+void StreamBuffer::announce() {
   changed_.notify_one();
   if (on_event_) on_event_();
-  return is_behind;
 }
 
 std::optional<StreamBuffer::Event> StreamBuffer::pop(

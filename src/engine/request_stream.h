@@ -26,8 +26,11 @@ class StreamBuffer {
   StreamBuffer(int32_t num_choices, std::function<void()> on_event)
       : num_open_choices_(num_choices), on_event_(std::move(on_event)) {}
 
-  // The engine's side. True if the reader is behind: the request should rest.
+  // The engine's side. True if the reader is behind: the request should rest. The reader is told by
+  // announce(), which comes when the step's events are all there: a reader of many requests then
+  // wakes once, and not in between.
   bool push(int32_t choice_idx, StreamEvent event);
+  void announce();
 
   // The reader's side. Waits for the next event; none after the last event of the last choice, or
   // when the time is over. `is_drained`: the request that rests may go on.
