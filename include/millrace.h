@@ -32,7 +32,8 @@
  *           them is refused (MILLRACE_UNAVAILABLE); destroying frees nothing there. A child may
  *           create engines of its own.
  * Floating  The library computes in round-to-nearest with denormals whatever the calling thread
- * point.    has set, and restores the thread's control register (MXCSR, FPCR) on return.
+ * point.    has set, and restores the thread's control register (MXCSR, FPCR) on return. Callbacks
+ *           run in the library's state.
  */
 #ifndef MILLRACE_H_
 #define MILLRACE_H_
@@ -62,8 +63,8 @@ enum {
   MILLRACE_INVALID_ARGUMENT = -1, /* the caller asked for something that makes no sense */
   MILLRACE_NOT_FOUND = -2,        /* a named thing does not exist */
   MILLRACE_CORRUPT = -3,          /* a file contradicts itself or its format */
-  MILLRACE_EXHAUSTED = -4,        /* a limit, a capacity or memory was reached */
-  MILLRACE_UNAVAILABLE = -5,      /* may work later, or in another process */
+  MILLRACE_EXHAUSTED = -4,        /* a limit or a capacity was reached */
+  MILLRACE_UNAVAILABLE = -5,      /* no more memory or threads; or the wrong process */
   MILLRACE_CANCELLED = -6,        /* the caller gave up */
   MILLRACE_INTERNAL = -7          /* a mistake of the library */
 };

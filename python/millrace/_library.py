@@ -225,8 +225,8 @@ def library() -> ctypes.CDLL:
             errors.append(str(error))
     else:
         raise RuntimeError(
-            "libmillrace.so: not found (%s); build it with `ninja -C build millrace_shared`, or name"
-            " it with MILLRACE_LIBRARY" % "; ".join(errors)
+            "libmillrace.so: not found (%s); build it with `ninja -C build millrace_shared`, or"
+            " name it with MILLRACE_LIBRARY" % "; ".join(errors)
         )
     for name, arguments in _STATUS_FUNCTIONS.items():
         function = getattr(loaded, "millrace_" + name)

@@ -35,7 +35,9 @@ class Tokenizer:
         """`trusted`: literals of control tokens in the text become those tokens."""
         return self._llm._engine_or_raise().encode(text, add_special_tokens, trusted)
 
-    def decode(self, token_ids: Union[int, Sequence[int]], skip_special_tokens: bool = False) -> str:
+    def decode(
+        self, token_ids: Union[int, Sequence[int]], skip_special_tokens: bool = False
+    ) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
         engine = self._llm._engine_or_raise()
         return engine.decode(check_token_ids("token_ids", ids), skip_special_tokens)

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "base/format.h"
+#include "capi/versioned_struct.h"
 #include "chat/request_parser.h"
 #include "chat/wire_text.h"
 #include "llm/llm.h"
@@ -138,9 +139,9 @@ millrace_status entry(Fn&& fn) noexcept {
     if (result.has_value()) return result.value();
     return fail(status_of(result.error().code), result.error().message);
   } catch (const std::bad_alloc&) {
-    return fail(MILLRACE_EXHAUSTED, "memory: there is no more");
+    return fail(MILLRACE_UNAVAILABLE, "memory: there is no more");
   } catch (const std::length_error&) {
-    return fail(MILLRACE_EXHAUSTED, "memory: there is not so much");
+    return fail(MILLRACE_UNAVAILABLE, "memory: there is not so much");
   } catch (const std::system_error& error) {  // no more threads
     return fail(MILLRACE_UNAVAILABLE, error.what());
   } catch (const std::exception& error) {
@@ -148,36 +149,6 @@ millrace_status entry(Fn&& fn) noexcept {
   } catch (...) {
     return fail(MILLRACE_INTERNAL, "unknown exception");
   }
-}
-
-Error invalid(std::string message) { return {Code::kInvalidArgument, std::move(message)}; }
-
-template <class T>
-Status check_pointer(std::string_view name, const T* pointer) {
-  if (pointer != nullptr) return {};
-  return invalid(format(name, ": found NULL, expected a pointer"));
-}
-
-// ---- Structs whose size is their version.
-
-// Every version of every struct has a size in steps of this, without padding at its end: what a
-// later version adds there was nothing before.
-constexpr size_t kSizeStep = 8;
-constexpr size_t kMaxStructSize = 4096;
-
-Status check_size(std::string_view name, size_t size) {
-  if (size >= kSizeStep && size <= kMaxStructSize && size % kSizeStep == 0) return {};
-  return invalid(format(name, ".struct_size: found ", size, ", expected sizeof the struct, as its ",
-                        "init function sets it"));
-}
-
-// `size` bytes of `to` become those of `from`, and zeros where it has no more.
-template <class T>
-void copy_struct(const T& from, T* to, size_t size) {
-  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % kSizeStep == 0);
-  std::memset(static_cast<void*>(to), 0, size);
-  std::memcpy(static_cast<void*>(to), &from, std::min(size, sizeof(T)));
-  to->struct_size = uint32_t(size);
 }
 
 template <class T>
@@ -190,35 +161,7 @@ millrace_status init_struct(std::string_view name, const T& defaults, T* out, si
   });
 }
 
-// What the caller gave, over the defaults where it is older than the library.
-template <class T>
-Result<T> read_struct(std::string_view name, const T* given, const T& defaults) {
-  RETURN_IF_ERROR(check_pointer(name, given));
-  const size_t size = given->struct_size;
-  RETURN_IF_ERROR(check_size(name, size));
-  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
-  for (size_t i = sizeof(T); i < size; ++i) {
-    if (bytes[i] != 0) {
-      return invalid(format(name, ": found a value in byte ", i, ", expected zeros from ",
-                            sizeof(T), ": this library is older than the program"));
-    }
-  }
-  T value = defaults;
-  std::memcpy(static_cast<void*>(&value), given, std::min(size, sizeof(T)));
-  return value;
-}
-
-// Whether there is a struct to write to; write_struct() then cannot fail.
-template <class T>
-Status check_output(std::string_view name, const T* out) {
-  RETURN_IF_ERROR(check_pointer(name, out));
-  return check_size(name, out->struct_size);
-}
-
-template <class T>
-void write_struct(const T& value, T* out) {
-  copy_struct(value, out, out->struct_size);
-}
+// ---- Defaults.
 
 millrace_engine_options default_engine_options() {
   const EngineOptions defaults;
