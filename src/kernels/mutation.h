@@ -4,7 +4,8 @@
 // only in the mutation build, while the mistake of that name is being tried. A kernel then swaps
 // two of its additions (or, where it has none, breaks a rounding rule). The name is the operation,
 // or operation/part. tests/mutation.sh tries every name that occurs in kernels/cpu; the tests of
-// operation `rms_norm` are those with `RmsNorm` in their names.
+// operation `rms_norm` are those with `RmsNorm` in their names. Mistakes that begin with `ragged_`
+// mix up rows of different sequences or experts, and the tests of ragged batches notice them.
 //
 // Elsewhere it is a constant, and the mistakes leave no code behind.
 

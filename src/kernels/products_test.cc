@@ -182,40 +182,6 @@ TEST_F(Products, MatmulBf16EqualsTheReferenceAtEdgesAndOnOddValues) {
 
 // ---- fp4.
 
-struct Fp4Weights {
-  std::vector<uint8_t> codes, scales;
-  Fp4Matrix matrix;
-
-  Fp4Weights(int64_t n, int64_t k, Random random, int64_t low = 115, int64_t high = 135)
-      : codes(random.bytes(n * k / 2)),
-        scales(random.bytes(n * k / 32, low, high)),
-        matrix{codes.data(), scales.data(), n, k} {}
-};
-
-struct Fp8Activations {
-  std::vector<uint8_t> codes, scales;
-  int64_t k;
-
-  // Any code at all: blocks that need many digits.
-  Fp8Activations(int64_t rows, int64_t k, Random random, int64_t low = 115, int64_t high = 135)
-      : codes(random.bytes(rows * k)), scales(random.bytes(rows * k / 32, low, high)), k(k) {}
-
-  // Quantised from numbers over 12 binades.
-  static Fp8Activations quantised(int64_t rows, int64_t k, Random random) {
-    Fp8Activations x(rows, k, random);
-    ThreadPool pool(1);
-    KernelContext ctx(pool);
-    const Floats numbers = random.numbers(rows * k, Data::kBinades);
-    ref_kernels().quantize_fp8(ctx, {numbers.data(), {rows, k}},
-                               {{x.codes.data(), {rows, k}}, {x.scales.data(), {rows, k / 32}}});
-    return x;
-  }
-
-  Fp8Rows rows(int64_t count) const {
-    return {{codes.data(), {count, k}}, {scales.data(), {count, k / 32}}};
-  }
-};
-
 TEST_F(Products, MatmulFp4EqualsTheReferenceAtTheModelsSizes) {
   for (int64_t k : kRealK) {
     const Fp4Weights w(67, k, Random(uint64_t(k)));

@@ -150,10 +150,11 @@ void add_value_rows(const HeadTile& tile, int64_t begin, int64_t end, int64_t he
 
 template <int kVectors>
 void attend(const HeadTile& tile, const float* sink, float scale, TensorView<float, 2> out,
-            Rounding rounding) {
+            Rounding rounding, bool has_company) {
   constexpr int kKeys = 6;
   const bool swapped_scores = mutated("attention/scores");
-  const bool swapped_softmax = mutated("attention/softmax");
+  const bool swapped_softmax =
+      mutated("attention/softmax") || (has_company && mutated("ragged_attention/company"));
   const bool swapped_values = mutated("attention/values");
   int64_t key = 0;
   for (; key + kKeys <= tile.keys; key += kKeys) {
@@ -231,9 +232,9 @@ void attention(KernelContext& ctx, TensorView<const float, 3> q, const Attention
                                           {out.stride[1], 1});
       const float* tile_sink = sink.data() + first_head;
       if (width == kLanes) {
-        attend<1>(tile, tile_sink, scale, tile_out, rounding);
+        attend<1>(tile, tile_sink, scale, tile_out, rounding, tokens > 1);
       } else {
-        attend<kHeadVectors>(tile, tile_sink, scale, tile_out, rounding);
+        attend<kHeadVectors>(tile, tile_sink, scale, tile_out, rounding, tokens > 1);
       }
     }
   });
@@ -376,7 +377,8 @@ void index_scores(KernelContext& ctx, TensorView<const float, 3> q, Matrix<const
         transposed = t;
       }
       const int32_t* table = block_tables[size_t(t)];
-      if (table != unpacked_table || first != unpacked_first) {
+      const bool mutant = mutated("ragged_index_scores") && unpacked_table != nullptr;
+      if ((table != unpacked_table && !mutant) || first != unpacked_first) {
         unpacked_table = table;
         unpacked_first = unpacked_last = first;
       }

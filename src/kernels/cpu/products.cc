@@ -594,7 +594,9 @@ void matmul_fp4_f32(KernelContext& ctx, Matrix<const float> x, const RowGroups& 
         .bind('N', group.w.n)
         .bind('N', out.shape[1]);
     for (int64_t r = group.begin; r < group.end; ++r) {
-      const int64_t in = groups.x_rows[size_t(r)], to = groups.out_rows[size_t(r)];
+      const bool mutant = mutated("ragged_matmul_fp4_f32");
+      const int64_t in = groups.x_rows[size_t(mutant ? group.begin : r)];
+      const int64_t to = groups.out_rows[size_t(r)];
       multiply<Fp4Format>(ctx, x.rows(in, in + 1), group.w, out.rows(to, to + 1), rounding);
     }
   }

@@ -200,7 +200,9 @@ HWY_INLINE void add_strip(const Rows& weights, const float* scales /*[kStrip][kL
   FloatVector sum = hn::Zero(d);
   if constexpr (kOneRow) sum = hn::Load(d, acc);
   for (int64_t step = 0; step < count; ++step) {
-    const int64_t b = nth(step, count, mutated("matmul_fp4"));
+    const bool swapped =
+        mutated("matmul_fp4") || (!kOneRow && mutated("ragged_matmul_fp4/company"));
+    const int64_t b = nth(step, count, swapped);
     WordVector words[4];
     ByteVector bytes[8];
     load_words(weights.data + b * kBlockBytes, weights.stride, words);
@@ -300,7 +302,9 @@ void multiply_group(KernelContext& ctx, int thread_idx, Fp8Rows x, const RowGrou
       }
     }
     const auto multiply_part = rows == 1 ? multiply<true> : multiply<false>;
-    multiply_part(w, blocks, rows, &groups.out_rows[size_t(r0)], out, rounding, first, last, acc);
+    const int64_t out_begin = mutated("ragged_matmul_fp4/chunks") ? group.begin : r0;
+    multiply_part(w, blocks, rows, &groups.out_rows[size_t(out_begin)], out, rounding, first, last,
+                  acc);
   }
 }
 
