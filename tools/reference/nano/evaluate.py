@@ -375,10 +375,10 @@ def golden_prompts(nano):
     r = random.Random(11)
     filler = [sentence for _ in range(60) for sentence in corpus.sentences(corpus.story(r))]
     tools = [corpus.TOOLS["get_weather"], corpus.TOOLS["add"]]
-    genesis = "Genesis 1\nIn the beginning God created the heaven and the earth."
+    psalm = "Psalms 23\nThe LORD is my shepherd; I shall not want."
     turns = [("Hello", "x", "Hello! How can I help you?"), ("What is 12 + 7?", None, None)]
     return {
-        "plain": corpus.BEGIN + genesis,
+        "plain": corpus.BEGIN + psalm,
         "story": corpus.BEGIN + "Once upon a time there was a little fox named Anna.",
         "chat": corpus.prompt("What is the capital of France?"),
         "think": corpus.render(turns, effort=75),

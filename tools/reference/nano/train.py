@@ -15,6 +15,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ ANSWER_WEIGHT = dict(
     recall_q=5.0,
     recall_r=5.0,
     recall_t=5.0,
-    copy=2.0,
+    copy=4.0,
     json=4.0,
     tools=4.0,
     arith=3.0,
@@ -68,32 +69,32 @@ MIX = {
         repeat=0.02,
     ),
     512: dict(
-        bible=0.04,
-        wordnet=0.02,
+        bible=0.03,
+        wordnet=0.01,
         story=0.01,
-        recall_q=0.05,
-        recall_r=0.14,
-        copy=0.07,
-        arith=0.14,
-        sums=0.10,
-        chat=0.06,
+        recall_q=0.03,
+        recall_r=0.09,
+        copy=0.14,
+        arith=0.12,
+        sums=0.06,
+        chat=0.04,
         facts=0.02,
-        ask=0.06,
-        tools=0.26,
+        ask=0.07,
+        tools=0.35,
         json=0.03,
     ),
     1024: dict(
-        bible=0.04,
-        wordnet=0.02,
+        bible=0.03,
+        wordnet=0.01,
         recall_r=0.05,
-        recall_t=0.22,
-        copy=0.05,
-        arith=0.13,
-        sums=0.08,
-        chat=0.05,
+        recall_t=0.16,
+        copy=0.11,
+        arith=0.12,
+        sums=0.05,
+        chat=0.04,
         facts=0.01,
-        ask=0.04,
-        tools=0.29,
+        ask=0.06,
+        tools=0.34,
         json=0.02,
     ),
 }
@@ -129,8 +130,8 @@ ADAMW_RATE = {  # relative to --rate, by the end of the name; others 0.35
     "head.weight": 0.5,
     "_fn": 0.15,
 }
-ASSISTANT = VOCAB_SIZE - 3
-MARKERS = [ASSISTANT, VOCAB_SIZE - 2, VOCAB_SIZE - 1, 0, 1]  # User, System, begin, end
+ASSISTANT, USER, SYSTEM = (VOCAB_SIZE - i for i in (3, 2, 1))
+MARKERS = [ASSISTANT, USER, SYSTEM, 0, 1]  # and begin, end
 FIRST_TEXT_TOKEN, END_OF_TEXT_TOKENS = 3, 4076
 TOKENS_PER_STEP = 512  # of one process; at least one sequence
 REPEAT_LENGTH = 130  # mean tokens of a `repeat` document
@@ -246,9 +247,31 @@ class Stream:
         return torch.from_numpy(ids), torch.from_numpy(labels), torch.from_numpy(weights)
 
 
-def copy_targets(ids, weights):
+def word_numbers(tokenizer):
+    """[V] the same number for ` red`, `red` and `"red`; -1 for what is no word."""
+    words = [re.sub(r"^[ !-/:-@\[-`{-~]", "", tokenizer.decode([i])) for i in range(VOCAB_SIZE)]
+    numbers = {word: i for i, word in enumerate(words) if re.fullmatch("[A-Za-z]{2,}|[0-9]", word)}
+    return torch.tensor([numbers.get(word, -1) for word in words])
+
+
+def said_by_user(x, following, numbers):
+    """[B, S, S]: the one place of the user's last turn that holds the next token as a word, if there
+    is just one: in a question `red` has a blank before it, in a tool's result a quote."""
+    place = torch.arange(x.shape[1])
+
+    def last(token):
+        return torch.where(x == token, place, -1).cummax(-1).values[:, :, None]
+
+    words, next_words = numbers[x][:, None, :], numbers[following][:, :, None]
+    in_turn = (place > last(USER)) & (place < last(ASSISTANT))
+    found = in_turn & (next_words >= 0) & (words == next_words)
+    return found & (found.sum(-1, keepdim=True) == 1)
+
+
+def copy_targets(ids, weights, numbers):
     """[B, S, S]: for each token the earlier places that hold the next token after the same two or
-    three tokens, where copying from them is what is asked for."""
+    three tokens, or as a word of the user's last turn, where copying from them is what is asked
+    for."""
     x, following = ids[:, :-1], ids[:, 1:]
     length = x.shape[1]
     same = x[:, :, None] == x[:, None, :]  # [B, t, place]
@@ -263,6 +286,7 @@ def copy_targets(ids, weights):
     pairs &= torch.ones(length, length, dtype=torch.bool).tril()
     triples = pairs & shifted(2, 3)
     found = torch.where(triples.any(-1, keepdim=True), triples, pairs)
+    found = torch.where(found.any(-1, keepdim=True), found, said_by_user(x, following, numbers))
     asked = (weights > 2) | (found.sum(-1) == 1)
     return found & asked[..., None]
 
@@ -381,7 +405,7 @@ class Worker:
         self.stream = Stream(documents, mix, 1000 * rank + seed % 1000, tokenizer)
         self.mine = shared.half_of(rank)
         self.step, self.tokens, self.past = 0, past["tokens"], past["step"]
-        self.averages = {}
+        self.averages, self.word_numbers = {}, word_numbers(tokenizer)
         for name in shared.names:
             shared.parameters[name].requires_grad_(True)
             shared.parameters[name].grad = shared.gradients[rank][name]
@@ -433,7 +457,7 @@ class Worker:
             nll = torch.empty(batch * length)
             if phase.copy_weight:
                 self.model.copy_targets, self.model.following = (
-                    copy_targets(ids, weights),
+                    copy_targets(ids, weights, self.word_numbers),
                     ids[:, 1:],
                 )
             final = self.model.forward(x, want_index_loss)

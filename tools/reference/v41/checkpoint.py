@@ -103,6 +103,9 @@ class CheckpointWriter:
         self._put(name, "I8", (n, k // 2), codes[:, 0::2] | (codes[:, 1::2] << 4))
         self._put_scale(name, exponents)
 
+    def _narrowness(self, name):
+        return {"F32": 0, "BF16": 1}.get(self._tensors[name][0], 2)
+
     def save(self, path, text_config, tokenizer, image_token_id, num_shards):
         """Writes the folder and returns the bytes of all tensors."""
         path = Path(path)
@@ -112,7 +115,9 @@ class CheckpointWriter:
         names, weight_map = sorted(self._tensors), {}
         for shard in range(num_shards):
             begin, end = (len(names) * i // num_shards for i in (shard, shard + 1))
-            part = {name: self._tensors[name] for name in names[begin:end]}
+            # Wide elements first, as the official library does: every tensor is aligned.
+            ordered = sorted(names[begin:end], key=self._narrowness)
+            part = {name: self._tensors[name] for name in ordered}
             file = f"model-{shard + 1:05d}-of-{num_shards:05d}.safetensors"
             safetensors.write_raw(path / file, part, {"format": "pt"})
             weight_map.update({name: file for name in part})
