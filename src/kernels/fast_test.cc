@@ -513,6 +513,26 @@ TEST_P(EveryTarget, EngramUpdateEqualsTheReference) {
 
 // ---- Mixture of experts.
 
+TEST_P(EveryTarget, RouteEqualsTheReference) {
+  for (int64_t rows : {1, 5, 70}) {
+    for (int64_t num_experts : {6, 384}) {
+      Random random{uint64_t(rows * num_experts)};
+      const Floats logits = random.numbers(rows * num_experts, Data::kBinades);
+      const Floats biases = random.numbers(2 * num_experts, Data::kBinades);
+      std::vector<const float*> bias;  // text and image rows
+      for (int64_t t = 0; t < rows; ++t) bias.push_back(biases.data() + t % 3 / 2 * num_experts);
+      compare(text(rows, num_experts), [&](const KernelTable& table, KernelContext& ctx) {
+        std::vector<int32_t> experts(size_t(rows * 4));
+        Floats weights(size_t(rows * 4));
+        table.route(ctx, view(logits, rows), bias, 1.5f, true, {experts.data(), {rows, 4}},
+                    {weights.data(), {rows, 4}});
+        weights.insert(weights.end(), experts.begin(), experts.end());
+        return weights;
+      });
+    }
+  }
+}
+
 TEST_P(EveryTarget, SwigluEqualsTheReference) {
   for (Data data : kAllData) {
     for (const Shape& shape : {Shape{0, 8}, {1, 1}, {3, 13}, {7, 2304}, {40, 64}}) {

@@ -789,7 +789,7 @@ class Generate(Case):
             (drawn, {"top_p": 0.1}, "--top-p 0.1"),
             (drawn, {"min_p": 0.9}, "--min-p 0.9"),
             ({"max_tokens": 60}, {"presence_penalty": 2}, "--presence-penalty 2"),
-            ({}, {"frequency_penalty": 2}, "--frequency-penalty 2"),
+            ({"max_tokens": 60}, {"frequency_penalty": 2}, "--frequency-penalty 2"),
             ({}, {"repetition_penalty": 9}, "--repetition-penalty 9"),
             ({}, {"logit_bias": {"300": 50}}, "--logit-bias 300=50"),
             ({}, {"allowed_token_ids": [300, 301]}, "--allowed-token-ids 300,301"),

@@ -9,6 +9,22 @@ HWY_BEFORE_NAMESPACE();
 namespace millrace::HWY_NAMESPACE {
 namespace {
 
+// Tokens side by side; each as the reference does it.
+void route(KernelContext& ctx, Matrix<const float> logits, std::span<const float* const> bias,
+           float scaling, bool normalize, Matrix<int32_t> experts, Matrix<float> weights) {
+  Dims("route").bind('T', logits.shape[0]).bind('T', int64_t(bias.size()))
+      .bind('T', experts.shape[0]).bind('k', experts.shape[1]).bind('T', weights.shape[0])
+      .bind('k', weights.shape[1]);
+  MR_CHECK_OP(experts.shape[1], <=, logits.shape[1]);
+  const size_t num_experts = size_t(logits.shape[1]), k = size_t(experts.shape[1]);
+  const bool mutant = mutated("route");
+  constexpr int64_t kSoftplusCost = 64;  // elements that could be touched meanwhile
+  each_item(ctx, logits.shape[0], int64_t(num_experts) * kSoftplusCost, [&](int64_t t, int) {
+    route_token({logits.row(t), num_experts}, bias[size_t(mutant ? 0 : t)], scaling, normalize,
+                {experts.row(t), k}, {weights.row(t), k});
+  });
+}
+
 void swiglu(KernelContext& ctx, Matrix<const float> gate, Matrix<const float> up,
             std::span<const float> weight, float limit, Matrix<float> z, Rounding rounding) {
   Dims("swiglu").bind('T', gate.shape[0]).bind('F', gate.shape[1]).bind('T', up.shape[0])
@@ -55,6 +71,7 @@ void combine_experts(KernelContext& ctx, TensorView<const float, 3> expert_out,
 }  // namespace
 
 void add_moe(KernelTable& table) {
+  table.route = route;
   table.swiglu = swiglu;
   table.combine_experts = combine_experts;
 }

@@ -1,5 +1,7 @@
 #include "model/layers/head.h"
 
+#include <algorithm>
+
 namespace millrace {
 
 Matrix<float> embed(LayerContext& ctx, const Bf16Matrix& table,
@@ -8,7 +10,9 @@ Matrix<float> embed(LayerContext& ctx, const Bf16Matrix& table,
   const Matrix<float> streams = ctx.matrix(int64_t(token_ids.size()), m * table.k);
   for (size_t t = 0; t < token_ids.size(); ++t) {
     const bf16* row = table.data + token_ids[t] * table.k;
-    for (int64_t i = 0; i < m * table.k; ++i) streams.row(t)[i] = to_float(row[i % table.k]);
+    float* first = streams.row(int64_t(t));
+    std::transform(row, row + table.k, first, [](bf16 x) { return to_float(x); });
+    for (int64_t s = 1; s < m; ++s) std::copy_n(first, table.k, first + s * table.k);
   }
   return streams;
 }
