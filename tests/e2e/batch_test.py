@@ -392,6 +392,27 @@ class Files(Case):
         self.assertRegex(result.stderr, "a sequence of 4000 tokens needs [0-9]+ bytes, found 1000")
 
 
+class Load(Case):
+    def test_two_thousand_sequences_at_once(self):
+        r = random.Random(1)
+        content = "".join(
+            text(f"{i}", r.choice(["Once", "red", "The king"]) * r.randint(1, 4), max_tokens=r.randint(1, 6)) + "\n"
+            for i in range(2048)
+        )
+        self.batch(content, "--max-num-seqs", 64)
+        want = self.output.read_bytes()
+        self.output.unlink()
+        process = subprocess.Popen(
+            [BINARY, "batch", "-i", self.input, "-o", self.output, "--max-num-seqs", "2048"],
+            stderr=subprocess.DEVNULL,
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        self.assertEqual(process.returncode, 0)
+        self.assertEqual(self.output.read_bytes(), want)
+        self.assertLess(usage.ru_maxrss, 400 * 1024, "KiB of memory at most")
+
+
 class Flags(Case):
     def test_every_flag_was_used(self):
         help_text = subprocess.run(
@@ -408,7 +429,7 @@ if __name__ == "__main__":
         raise SystemExit(__doc__)
     BINARY = os.path.abspath(sys.argv.pop(1))
     # The last class last: unittest goes by the alphabet.
-    cases = [Answers, OneFile, Files, Flags]
+    cases = [Answers, OneFile, Files, Load, Flags]
     if len(sys.argv) == 1:
         suite = unittest.TestSuite(unittest.defaultTestLoader.loadTestsFromTestCase(c) for c in cases)
         sys.exit(not unittest.TextTestRunner().run(suite).wasSuccessful())
