@@ -2,20 +2,26 @@
 // different schedules, give the same tokens and log-probabilities bit for bit.
 //
 // usage: one_answer MODEL_DIR --requests N [--seed S] [--max-prompt L] [--schedules K] [--crowd C]
+//                   [--targets T] [--slow-readers 0|1]
 //
-// The schedules are drawn so that every pair of values of two factors occurs: chunk, sequences at a
-// time, room for blocks (tight: preemption), threads, instruction set, neighbours that are
-// cancelled, priorities. Every request runs in K of them.
+// Schedules are drawn so that every pair of values of two factors occurs: chunk, sequences at a
+// time, room for blocks (tight: preemption), threads, kernel table, neighbours that are cancelled,
+// readers so slow that their request is paused and its slot goes to another, choices asked for at
+// once, priorities. Every request runs in K of them. Tables that are slow by design get short
+// requests on top. T is the number of tables, best first; without it all, the reference included.
 
 #include <algorithm>
-#include <bit>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <map>
 #include <memory>
+#include <numeric>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "engine/engine.h"
@@ -45,19 +51,35 @@ class Random {
 };
 
 constexpr int64_t kMaxTokens = 160;
+// Of the answer whose reader is slow: more than may wait to be read.
+constexpr int64_t kLongAnswer = int64_t(StreamBuffer::kMaxPendingEvents) + 24;
+constexpr size_t kLongAnswers = 2;  // the first requests
 
 struct Options {
   std::string model_dir;
   int64_t num_requests = 100;
   int64_t max_prompt = 3000;
   int64_t num_schedules = 3;
-  int64_t crowd = 8;  // requests that a schedule has at least
+  int64_t crowd = 8;        // requests that a schedule has at least
+  int64_t num_targets = 0;  // 0: all, and the reference
+  bool has_slow_readers = true;
   uint64_t seed = 1;
 };
 
+[[noreturn]] void fail(const std::string& what) {
+  std::fprintf(stderr, "FAILED: %s\n", what.c_str());
+  std::exit(1);
+}
+
+template <class T>
+T take(Result<T> result) {
+  if (!result.has_value()) fail(result.error().message);
+  return std::move(result.value());
+}
+
 // ---- Answers.
 
-// Everything that a client can see of an answer, as bytes.
+// Everything that a client can see of one choice, as bytes.
 class Transcript {
  public:
   void add(const StreamEvent& event) {
@@ -72,7 +94,9 @@ class Transcript {
     if (const auto* token = std::get_if<int32_t>(&event.stop_reason)) put(output_, *token);
     if (const auto* text = std::get_if<std::string>(&event.stop_reason)) output_ += *text;
   }
-  std::string bytes() const { return prompt_ + output_; }
+  // The prompt's come with the first choice of a request only.
+  const std::string& prompt() const { return prompt_; }
+  const std::string& output() const { return output_; }
 
  private:
   template <class T>
@@ -92,12 +116,10 @@ class Transcript {
 };
 
 // One transcript for each choice.
-std::vector<std::string> read_all(RequestStream& stream, int32_t num_choices) {
+std::vector<Transcript> read_all(RequestStream& stream, int32_t num_choices) {
   std::vector<Transcript> transcripts(static_cast<size_t>(num_choices));
   while (const auto event = stream.next()) transcripts[size_t(event->choice_idx)].add(event->event);
-  std::vector<std::string> bytes;
-  for (const Transcript& transcript : transcripts) bytes.push_back(transcript.bytes());
-  return bytes;
+  return transcripts;
 }
 
 Request draw_request(Random& random, const Options& options, int64_t vocab_size, int64_t max_len) {
@@ -126,7 +148,20 @@ Request draw_request(Random& random, const Options& options, int64_t vocab_size,
   if (random.chance(0.4)) params.logprobs = random.below(4);
   if (random.chance(0.1)) params.prompt_logprobs = random.below(3);
   if (random.chance(0.2)) params.stop = {"e", " the"};
-  if (random.chance(0.2)) request.num_choices = 2 + int32_t(random.below(3));
+  return request;
+}
+
+// A short question with an answer that a slow reader lets pile up.
+Request draw_long_answer(Random& random, int64_t vocab_size) {
+  Request request;
+  for (int64_t i = 0, length = 1 + random.below(30); i < length; ++i) {
+    request.prompt_token_ids.push_back(int32_t(3 + random.below(vocab_size - 3)));
+  }
+  request.sampling.max_tokens = kLongAnswer;
+  request.sampling.ignore_eos = true;
+  request.sampling.seed = random.bits() >> 11;
+  request.sampling.temperature = random.chance(0.5) ? 0 : 0.8;
+  request.sampling.logprobs = 1;
   return request;
 }
 
@@ -137,45 +172,68 @@ struct Schedule {
   bool is_tight;
   int threads;
   std::string isa;
-  bool has_cancelled_neighbours;
+  bool has_cancelled_neighbours, has_slow_reader;
+  int32_t num_choices;
   bool has_priorities;
 
+  // Nothing but readers that fall behind can cost a sequence its place.
+  bool preempts_only_paused() const { return !is_tight || max_num_seqs == 1; }
+  // Many times slower than the others, by design.
+  bool is_slow_table() const { return isa == "ref" || isa == "EMU128"; }
   std::string name() const {
     return "chunk " + std::to_string(chunk) + ", " + std::to_string(max_num_seqs) + " sequences" +
-           (is_tight ? ", tight" : "") + ", " + std::to_string(threads) + " threads, " + isa +
-           (has_cancelled_neighbours ? ", cancels" : "") + (has_priorities ? ", priorities" : "");
+           (is_tight ? ", tight, " : ", ") + std::to_string(threads) + " threads, " + isa +
+           (has_cancelled_neighbours ? ", cancels" : "") +
+           (has_slow_reader ? ", slow reader" : "") + ", n " + std::to_string(num_choices) +
+           (has_priorities ? ", priorities" : "");
   }
 };
 
 // Values of each factor, by index.
-const std::vector<int64_t> kChunks{1, 3, 16, 100, 512}, kSequences{1, 3, 16, 200};
+const std::vector<int64_t> kChunks{1, 7, 32, 128, 512}, kSequences{1, 3, 16, 200};
 const std::vector<int> kThreads{1, 2, 4};
+const std::vector<int32_t> kChoices{1, 2, 4};
 
-std::vector<std::string> isas() {
+std::vector<std::string> table_names(const Options& options) {
   std::vector<std::string> names;
   for (const KernelTable* table : fast_kernels()) names.emplace_back(table->name);
+  names.emplace_back("ref");
+  const size_t wanted = size_t(options.num_targets);
+  if (wanted > 0 && wanted < names.size()) names.resize(wanted);
   return names;
 }
 
+struct Cover {
+  std::vector<Schedule> schedules;
+  int64_t num_pairs;  // of values of two factors, all of which occur
+};
+
 // Greedy: each next schedule is the best of many drawn, by the pairs of values that it adds.
-std::vector<Schedule> covering_schedules(Random& random) {
-  const std::vector<std::string> names = isas();
-  const std::vector<int64_t> sizes{int64_t(kChunks.size()), int64_t(kSequences.size()), 2,
-                                   int64_t(kThreads.size()), int64_t(names.size()), 2, 2};
+Cover covering_schedules(Random& random, const Options& options) {
+  const std::vector<std::string> names = table_names(options);
+  const std::vector<int64_t> sizes{int64_t(kChunks.size()),
+                                   int64_t(kSequences.size()),
+                                   2,
+                                   int64_t(kThreads.size()),
+                                   int64_t(names.size()),
+                                   2,
+                                   options.has_slow_readers ? 2 : 1,
+                                   int64_t(kChoices.size()),
+                                   2};
   const size_t num_factors = sizes.size();
   const auto pair_id = [&](size_t a, int64_t x, size_t b, int64_t y) {
-    return ((int64_t(a) * 8 + x) * 8 + int64_t(b)) * 8 + y;
+    return ((int64_t(a) * 8 + x) * 16 + int64_t(b)) * 8 + y;
   };
-  std::vector<bool> is_covered(8 * 8 * 8 * 8, false);
-  int64_t missing = 0;
+  std::vector<bool> is_covered(16 * 8 * 16 * 8, false);
+  int64_t num_pairs = 0;
   for (size_t a = 0; a < num_factors; ++a) {
-    for (size_t b = a + 1; b < num_factors; ++b) missing += sizes[a] * sizes[b];
+    for (size_t b = a + 1; b < num_factors; ++b) num_pairs += sizes[a] * sizes[b];
   }
-  std::vector<Schedule> schedules;
-  while (missing > 0) {
+  Cover cover{{}, num_pairs};
+  for (int64_t missing = num_pairs; missing > 0;) {
     std::vector<int64_t> best;
     int64_t best_gain = 0;
-    for (int trial = 0; trial < 200; ++trial) {
+    for (int trial = 0; trial < 500; ++trial) {
       std::vector<int64_t> drawn;
       for (int64_t size : sizes) drawn.push_back(random.below(size));
       int64_t gain = 0;
@@ -196,25 +254,16 @@ std::vector<Schedule> covering_schedules(Random& random) {
       }
     }
     missing -= best_gain;
-    schedules.push_back({kChunks[size_t(best[0])], kSequences[size_t(best[1])], best[2] == 1,
-                         kThreads[size_t(best[3])], names[size_t(best[4])], best[5] == 1,
-                         best[6] == 1});
+    cover.schedules.push_back({kChunks[size_t(best[0])], kSequences[size_t(best[1])], best[2] == 1,
+                               kThreads[size_t(best[3])], names[size_t(best[4])], best[5] == 1,
+                               best[6] == 1, kChoices[size_t(best[7])], best[8] == 1});
   }
-  return schedules;
+  return cover;
 }
 
-[[noreturn]] void fail(const std::string& what) {
-  std::fprintf(stderr, "FAILED: %s\n", what.c_str());
-  std::exit(1);
-}
-
-template <class T>
-T take(Result<T> result) {
-  if (!result.has_value()) fail(result.error().message);
-  return std::move(result.value());
-}
-
-std::unique_ptr<Engine> open_engine(const Options& options, const Schedule& schedule) {
+// `longest`: the most tokens of prompt and output that a request of the schedule may come to.
+std::unique_ptr<Engine> open_engine(const Options& options, const Schedule& schedule,
+                                    int64_t longest) {
   const Tokenizer tokenizer = take(open_tokenizer(options.model_dir));
   EngineOptions engine;
   engine.load.model_dir = options.model_dir;
@@ -224,124 +273,256 @@ std::unique_ptr<Engine> open_engine(const Options& options, const Schedule& sche
   engine.max_num_seqs = schedule.max_num_seqs;
   if (schedule.is_tight) {
     // Small blocks, and no more of them than the longest request needs.
-    const Checkpoint checkpoint = take(Checkpoint::open(options.model_dir));
-    const int64_t longest = std::min(options.max_prompt + kMaxTokens,
-                                     checkpoint.config().max_position_embeddings);
-    engine.block_size = 16;
+    engine.block_size = 4;
     engine.num_blocks = (longest + engine.block_size - 1) / engine.block_size;
     engine.max_model_len = longest;
   }
   return take(Engine::open(engine, make_token_table(tokenizer, {})));
 }
 
+// What the factors brought about.
+struct Effects {
+  int64_t num_preempted = 0;  // for want of blocks
+  int64_t num_evicted = 0;    // of paused requests
+  int64_t num_paused = 0;
+  int64_t num_cancelled = 0;  // before their end
+  int64_t num_overtaken = 0;  // began later than one submitted after them, one at a time
+  int64_t most_sequences = 0;
+};
+
 // Submits requests as a crowd would: a few at a time, always more than there is room for.
 class Crowd {
  public:
-  Crowd(Engine& engine, const Schedule& schedule, Random& random)
-      : engine_(engine), schedule_(schedule), random_(random) {}
+  Crowd(Engine& engine, const Schedule& schedule, Random& random, Effects& effects)
+      : engine_(engine), schedule_(schedule), random_(random), effects_(effects) {}
 
-  void submit(Request request, std::vector<std::string>& answer) {
-    if (schedule_.has_priorities) {
-      request.priority = int32_t(random_.below(5)) - 2;
-      request.fairness_key = std::to_string(random_.below(3));
-    }
+  // Nobody reads the answer before everybody else has theirs.
+  void submit_slow(Request request, std::vector<Transcript>& answer) {
+    slow_ = open(std::move(request), answer);
+  }
+  void submit(Request request, std::vector<Transcript>& answer) {
+    request.num_choices = schedule_.num_choices;
     if (schedule_.has_cancelled_neighbours && random_.chance(0.5)) {
       Request neighbour = request;
       neighbour.sampling.max_tokens = 40;
       neighbours_.push_back(take(engine_.submit(std::move(neighbour))));
     }
-    const int32_t num_choices = request.num_choices;
-    open_.push_back({take(engine_.submit(std::move(request))), num_choices, &answer});
+    open_.push_back(open(std::move(request), answer));
     while (open_.size() > size_t(2 * schedule_.max_num_seqs)) finish_one();
   }
   void finish() {
     while (!open_.empty()) finish_one();
-    neighbours_.clear();
+    while (!neighbours_.empty()) cancel_neighbour();
+    if (!slow_.stream) return;
+    // Its events pile up, and then it rests: that it does is the engine's own count.
+    const auto is_paused = [&] { return engine_.stats().num_paused_requests > 0; };
+    for (int i = 0; !is_paused(); ++i) {
+      if (i == 60'000) fail("a request whose reader sleeps was not paused in two minutes");
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    ++effects_.num_paused;
+    *slow_.answer = read_all(*slow_.stream, slow_.num_choices);
   }
 
  private:
   struct Open {
     std::unique_ptr<RequestStream> stream;
-    int32_t num_choices;
-    std::vector<std::string>* answer;
+    int32_t num_choices = 1;
+    std::vector<Transcript>* answer = nullptr;
   };
+
+  Open open(Request request, std::vector<Transcript>& answer) {
+    if (schedule_.has_priorities) {
+      request.priority = int32_t(random_.below(5)) - 2;
+      request.fairness_key = std::to_string(random_.below(3));
+    }
+    const int32_t num_choices = request.num_choices;
+    // On the engine's thread; read when it is gone.
+    auto begin = [this, rank = num_submitted_++, has_begun = false]() mutable {
+      if (has_begun) return;
+      has_begun = true;
+      if (rank < last_begun_) ++num_overtaken_;
+      last_begun_ = std::max(last_begun_, rank);
+    };
+    return {take(engine_.submit(std::move(request), std::move(begin))), num_choices, &answer};
+  }
   void finish_one() {
+    const SchedulerStats stats = engine_.stats();
+    effects_.most_sequences =
+        std::max(effects_.most_sequences,
+                 stats.num_prefilling_sequences + stats.num_decoding_sequences);
     *open_.front().answer = read_all(*open_.front().stream, open_.front().num_choices);
     open_.erase(open_.begin());
-    // Wherever they are by now.
-    if (!neighbours_.empty()) neighbours_.erase(neighbours_.begin());
+    if (!neighbours_.empty()) cancel_neighbour();
+    if (schedule_.has_priorities && schedule_.max_num_seqs == 1) {
+      effects_.num_overtaken += num_overtaken_.exchange(0);
+    }
+  }
+  // Wherever it is by now.
+  void cancel_neighbour() {
+    effects_.num_cancelled += !neighbours_.front()->is_finished();
+    neighbours_.erase(neighbours_.begin());
   }
 
   Engine& engine_;
   const Schedule& schedule_;
   Random& random_;
+  Effects& effects_;
   std::vector<Open> open_;
+  Open slow_;
   std::vector<std::unique_ptr<RequestStream>> neighbours_;
+  int64_t num_submitted_ = 0;
+  int64_t last_begun_ = -1;  // the engine's thread's
+  std::atomic<int64_t> num_overtaken_{0};
 };
+
+// Which requests run in which schedule: each in `num_schedules` of those with fast tables, in turn,
+// and some of the shortest third in those with slow ones.
+std::vector<std::vector<size_t>> assign(const Options& options,
+                                        const std::vector<Schedule>& schedules,
+                                        const std::vector<Request>& requests) {
+  std::vector<size_t> others(requests.size() - kLongAnswers);
+  std::iota(others.begin(), others.end(), kLongAnswers);
+  std::vector<size_t> by_length = others;
+  std::stable_sort(by_length.begin(), by_length.end(), [&](size_t a, size_t b) {
+    const auto tokens = [&](size_t r) {
+      return int64_t(requests[r].prompt_token_ids.size()) + *requests[r].sampling.max_tokens;
+    };
+    return tokens(a) < tokens(b);
+  });
+  by_length.resize((by_length.size() + 2) / 3);
+
+  std::vector<std::vector<size_t>> assigned(schedules.size());
+  std::vector<size_t> fast;
+  size_t next_short = 0, next_long = 0;
+  for (size_t s = 0; s < schedules.size(); ++s) {
+    if (schedules[s].has_slow_reader) assigned[s].push_back(next_long++ % kLongAnswers);
+    if (!schedules[s].is_slow_table()) {
+      fast.push_back(s);
+      continue;
+    }
+    for (int64_t i = 0; i < options.crowd; ++i) {
+      assigned[s].push_back(by_length[next_short++ % by_length.size()]);
+    }
+  }
+  const size_t runs = std::max(others.size() * size_t(options.num_schedules),
+                               size_t(options.crowd) * fast.size());
+  for (size_t r = 0; r < runs; ++r) {
+    assigned[fast[(r + r / others.size()) % fast.size()]].push_back(others[r % others.size()]);
+  }
+  return assigned;
+}
+
+void check_effects(const Options& options, const Effects& effects) {
+  if (effects.num_preempted == 0) fail("no schedule was tight enough to preempt anything");
+  if (effects.num_cancelled == 0) fail("no neighbour was cancelled before its end");
+  if (effects.num_overtaken == 0) fail("no request was overtaken for its priority");
+  if (effects.most_sequences < 8) fail("never as many as 8 sequences at a time");
+  if (options.has_slow_readers && effects.num_evicted == 0) fail("no paused request lost its place");
+}
 
 int run(const Options& options) {
   const auto start = std::chrono::steady_clock::now();
   const auto seconds = [&] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   };
-  std::printf("one answer: %s, %lld requests, seed %llu\n", options.model_dir.c_str(),
-              (long long)options.num_requests, (unsigned long long)options.seed);
   Random random(options.seed);
-  const std::vector<Schedule> schedules = covering_schedules(random);
+  const Cover cover = covering_schedules(random, options);
+  std::printf("one answer: %s, seed %llu, %lld requests, %lld pairs of values in %zu schedules\n",
+              options.model_dir.c_str(), (unsigned long long)options.seed,
+              (long long)options.num_requests, (long long)cover.num_pairs, cover.schedules.size());
 
   std::vector<Request> requests;
-  std::vector<std::vector<std::string>> alone;
+  std::vector<std::vector<size_t>> assigned;
+  std::map<std::pair<size_t, int32_t>, Transcript> alone;  // by request and choice
   {
-    const std::unique_ptr<Engine> engine =
-        open_engine(options, {256, 8, false, 1, isas().front(), false, false});
+    const Schedule plain{256, 1, false, 1, table_names(options).front(), false, false, 1, false};
+    const std::unique_ptr<Engine> engine = open_engine(options, plain, 0);
     for (int64_t i = 0; i < options.num_requests; ++i) {
       requests.push_back(
-          draw_request(random, options, engine->vocab_size(), engine->max_model_len()));
-      const auto stream = take(engine->submit(requests.back()));
-      alone.push_back(read_all(*stream, requests.back().num_choices));
+          i < int64_t(kLongAnswers)
+              ? draw_long_answer(random, engine->vocab_size())
+              : draw_request(random, options, engine->vocab_size(), engine->max_model_len()));
     }
-    std::printf("each alone: %.1f s\n", seconds());
-  }
-
-  // Each request in `num_schedules` of them, evenly.
-  std::vector<std::vector<size_t>> assigned(schedules.size());
-  const int64_t runs = std::max(options.num_requests * options.num_schedules,
-                                options.crowd * int64_t(schedules.size()));
-  for (int64_t r = 0; r < runs; ++r) {
-    const size_t request = size_t(r % options.num_requests);
-    assigned[size_t((r + r / options.num_requests) % int64_t(schedules.size()))].push_back(request);
-  }
-  int64_t num_compared = 0, num_preemptions = 0, num_different = 0;
-  for (size_t s = 0; s < schedules.size(); ++s) {
-    const std::unique_ptr<Engine> engine = open_engine(options, schedules[s]);
-    std::vector<std::vector<std::string>> got(assigned[s].size());
-    Crowd crowd(*engine, schedules[s], random);
-    for (size_t i = 0; i < assigned[s].size(); ++i) crowd.submit(requests[assigned[s][i]], got[i]);
-    crowd.finish();
-    num_preemptions += engine->stats().num_preemptions;
-    for (size_t i = 0; i < got.size(); ++i) {
-      const size_t request = assigned[s][i];
-      for (size_t c = 0; c < got[i].size(); ++c, ++num_compared) {
-        if (got[i][c] == alone[request][c]) continue;
-        ++num_different;
-        std::printf("DIFFERENT: request %zu (%zu prompt tokens), choice %zu, %s\n", request,
-                    requests[request].prompt_token_ids.size(), c, schedules[s].name().c_str());
+    assigned = assign(options, cover.schedules, requests);
+    const auto ask = [&](size_t r, int32_t choice) {
+      if (alone.contains({r, choice})) return;
+      Request request = requests[r];
+      request.choice_idx = choice;
+      if (choice > 0) request.sampling.prompt_logprobs.reset();
+      alone[{r, choice}] = read_all(*take(engine->submit(std::move(request))), 1)[0];
+    };
+    for (size_t s = 0; s < assigned.size(); ++s) {
+      for (size_t r : assigned[s]) {
+        const int32_t num_choices = r < kLongAnswers ? 1 : cover.schedules[s].num_choices;
+        for (int32_t c = 0; c < num_choices; ++c) ask(r, c);
       }
     }
-    std::printf("%s: %zu requests, %lld preemptions, %.1f s so far\n", schedules[s].name().c_str(),
-                got.size(), (long long)engine->stats().num_preemptions, seconds());
+    std::printf("%zu choices alone: %.1f s\n", alone.size(), seconds());
     std::fflush(stdout);
   }
-  std::printf("%lld answers compared, %lld different, %lld preemptions\n", (long long)num_compared,
-              (long long)num_different, (long long)num_preemptions);
-  if (num_preemptions == 0) fail("no schedule was tight enough to preempt anything");
-  return num_different == 0 ? 0 : 1;
+
+  Effects effects;
+  int64_t num_runs = 0, num_compared = 0, num_different = 0;
+  for (size_t s = 0; s < cover.schedules.size(); ++s) {
+    const Schedule& schedule = cover.schedules[s];
+    int64_t longest = 0;
+    for (size_t r : assigned[s]) {
+      longest = std::max(longest, int64_t(requests[r].prompt_token_ids.size()) +
+                                      *requests[r].sampling.max_tokens);
+    }
+    // Room for what a cancelled neighbour asks.
+    const std::unique_ptr<Engine> engine = open_engine(options, schedule, longest + 40);
+    if (engine->info().isa != schedule.isa || engine->info().num_threads != schedule.threads) {
+      fail("the engine runs with " + engine->info().isa + " on " +
+           std::to_string(engine->info().num_threads) + " threads, expected " + schedule.name());
+    }
+    std::vector<std::vector<Transcript>> got(assigned[s].size());
+    Crowd crowd(*engine, schedule, random, effects);
+    for (size_t i = 0; i < assigned[s].size(); ++i) {
+      const size_t r = assigned[s][i];
+      if (r < kLongAnswers) {
+        crowd.submit_slow(requests[r], got[i]);
+      } else {
+        crowd.submit(requests[r], got[i]);
+      }
+    }
+    crowd.finish();
+    const int64_t preemptions = engine->stats().num_preemptions;
+    (schedule.preempts_only_paused() ? effects.num_evicted : effects.num_preempted) += preemptions;
+    num_runs += int64_t(got.size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      const size_t r = assigned[s][i];
+      for (size_t c = 0; c < got[i].size(); ++c, ++num_compared) {
+        const Transcript& want = alone.at({r, int32_t(c)});
+        if (got[i][c].output() == want.output() && got[i][c].prompt() == want.prompt()) continue;
+        ++num_different;
+        std::printf("DIFFERENT: request %zu (%zu prompt tokens), choice %zu, %s\n", r,
+                    requests[r].prompt_token_ids.size(), c, schedule.name().c_str());
+      }
+    }
+    std::printf("%s: %zu requests, %lld preemptions, %.1f s so far\n", schedule.name().c_str(),
+                got.size(), (long long)preemptions, seconds());
+    std::fflush(stdout);
+  }
+  std::printf("%lld requests in company, %lld answers compared, %lld different; %lld sequences "
+              "preempted, %lld requests paused, %lld sequences of paused ones evicted, "
+              "%lld neighbours cancelled, %lld requests overtaken, up to %lld sequences at a time\n",
+              (long long)num_runs, (long long)num_compared, (long long)num_different,
+              (long long)effects.num_preempted, (long long)effects.num_paused,
+              (long long)effects.num_evicted, (long long)effects.num_cancelled,
+              (long long)effects.num_overtaken, (long long)effects.most_sequences);
+  if (num_different > 0) fail("answers differ");
+  check_effects(options, effects);
+  return 0;
 }
 
 int64_t number(const char* text) {
   char* end;
   const int64_t value = std::strtoll(text, &end, 10);
-  if (*end != 0 || value < 1) fail(std::string("found ") + text + ", expected a number above 0");
+  if (end == text || *end != 0 || value < 0) {
+    fail(std::string("found ") + text + ", expected a number from 0 on");
+  }
   return value;
 }
 
@@ -364,8 +545,14 @@ int main(int argc, char** argv) {
     else if (flag == "--max-prompt") options.max_prompt = value;
     else if (flag == "--schedules") options.num_schedules = value;
     else if (flag == "--crowd") options.crowd = value;
+    else if (flag == "--targets") options.num_targets = value;
+    else if (flag == "--slow-readers") options.has_slow_readers = value != 0;
     else fail("unknown flag " + flag);
   }
   if (options.model_dir.empty()) fail("no MODEL_DIR");
+  if (options.num_requests <= int64_t(kLongAnswers)) fail("too few requests");
+  if (options.max_prompt < 1 || options.num_schedules < 1 || options.crowd < 1) {
+    fail("lengths, schedules and crowds are at least 1");
+  }
   return run(options);
 }
