@@ -143,11 +143,7 @@ void write_stop_reason(const StopReason& reason, JsonWriter& json) {
   if (const auto* id = std::get_if<int32_t>(&reason)) {
     json.value(*id);
   } else if (const auto* bytes = std::get_if<std::string>(&reason)) {
-    std::string text;  // a stop string may be any bytes
-    Utf8Stream utf8;
-    utf8.push(*bytes, text);
-    utf8.finish(text);
-    json.value(text);
+    json.value(to_utf8(*bytes));  // a stop string may be any bytes
   } else {
     json.null();
   }

@@ -21,14 +21,6 @@ std::optional<std::string> field_of(const std::string& message) {
   return is_path && !field.empty() ? std::optional(field) : std::nullopt;
 }
 
-std::string whole_characters(std::string_view bytes) {
-  std::string text;
-  Utf8Stream utf8;
-  utf8.push(bytes, text);
-  utf8.finish(text);
-  return text;
-}
-
 class BodyWriter {
  public:
   BodyWriter(const CompletionRequest& request, const ResponseContext& context)
@@ -244,7 +236,7 @@ class BodyWriter {
     if (const auto* id = std::get_if<int32_t>(&answer.completion.stop_reason)) {
       json_.value(*id);
     } else if (const auto* text = std::get_if<std::string>(&answer.completion.stop_reason)) {
-      json_.value(whole_characters(*text));
+      json_.value(to_utf8(*text));
     } else {
       json_.null();
     }

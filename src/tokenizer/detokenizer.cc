@@ -45,4 +45,12 @@ void Utf8Stream::finish(std::string& text) {
   num_held_ = 0;
 }
 
+std::string to_utf8(std::string_view bytes) {
+  std::string text;
+  Utf8Stream stream;
+  stream.push(bytes, text);
+  stream.finish(text);
+  return text;
+}
+
 }  // namespace millrace

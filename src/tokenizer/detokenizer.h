@@ -24,6 +24,9 @@ class Utf8Stream {
   size_t num_held_ = 0;  // of a sequence that was well-formed so far
 };
 
+// All of them at once.
+std::string to_utf8(std::string_view bytes);
+
 // Token ids to text, one token at a time, as in Tokenizer::decode of all of them. To leave special
 // tokens out, do not push them.
 class Detokenizer {

@@ -10,14 +10,6 @@
 namespace millrace {
 namespace {
 
-std::string whole(std::string_view bytes) {
-  std::string text;
-  Utf8Stream stream;
-  stream.push(bytes, text);
-  stream.finish(text);
-  return text;
-}
-
 TEST(Utf8Stream, ReplacesEachLongestPrefixOfASequenceOnce) {
   const struct {
     const char* bytes;
@@ -34,7 +26,7 @@ TEST(Utf8Stream, ReplacesEachLongestPrefixOfASequenceOnce) {
       {"\xe4\xb8", "\ufffd"},                            // cut short by the end
       {"\xe4\xb8\xe4", "\ufffd\ufffd"},
   };
-  for (const auto& c : cases) EXPECT_EQ(whole(c.bytes), c.text);
+  for (const auto& c : cases) EXPECT_EQ(to_utf8(c.bytes), c.text);
 }
 
 TEST(Utf8Stream, HoldsBackOnlyWhatMayStillBecomeACharacter) {
@@ -63,7 +55,7 @@ TEST(Utf8Stream, AnySplitGivesTheTextOfTheWhole) {
       bytes += random() % 2 ? part : part.substr(0, random() % (part.size() + 1));
       if (random() % 8 == 0) bytes += char(random());
     }
-    const std::string expected = whole(bytes);
+    const std::string expected = to_utf8(bytes);
     std::string text;
     Utf8Stream stream;
     for (size_t at = 0; at < bytes.size();) {
