@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -42,6 +43,12 @@ std::string folder_name(const fs::path& folder) {
   return error ? folder.string() : whole.filename().string();
 }
 
+bool is_stdout(const std::string& file) {
+  struct stat own, other;
+  return ::fstat(STDOUT_FILENO, &own) == 0 && ::stat(file.c_str(), &other) == 0 &&
+         S_ISREG(own.st_mode) && own.st_dev == other.st_dev && own.st_ino == other.st_ino;
+}
+
 // The input, line by line, without empty lines.
 class InputLines {
  public:
@@ -49,6 +56,9 @@ class InputLines {
     if (file == "-") return {};
     file_.open(file, std::ios::binary);
     if (!file_) return system_error(file, "cannot be read");
+    input_ = &file_;
+    std::error_code error;
+    if (!fs::is_regular_file(file, error)) return {};  // a pipe can be read only once
     // Counting costs a pass over the file; without a count there is no end to be told.
     std::string line;
     int64_t count = 0;
@@ -57,25 +67,28 @@ class InputLines {
     num_lines_ = count;
     file_.clear();
     file_.seekg(0);
-    input_ = &file_;
     return {};
   }
 
   bool next(std::string& line) {
     do {
-      if (!std::getline(*input_, line)) return false;
+      is_at_end_ = is_at_end_ || !std::getline(*input_, line);
+      if (is_at_end_) return false;
       ++line_number_;
     } while (is_blank(line));
     return true;
   }
 
+  bool is_at_end() const { return is_at_end_; }  // next() has found no more
+
   int64_t line_number() const { return line_number_; }                 // of the line read last
-  std::optional<int64_t> num_lines() const { return num_lines_; }      // none: of stdin
+  std::optional<int64_t> num_lines() const { return num_lines_; }      // none: of a pipe
 
  private:
   std::ifstream file_;
   std::istream* input_ = &std::cin;
   int64_t line_number_ = 0;
+  bool is_at_end_ = false;
   std::optional<int64_t> num_lines_;
 };
 
@@ -102,33 +115,43 @@ class OutputLines {
     if (has_past_ && ::fcntl(fd_, F_OFD_SETLK, &lock) != 0) {
       return Error{Code::kUnavailable, format(file, ": another process is writing it")};
     }
-    if (has_past_ && overwrite && ::ftruncate(fd_, 0) != 0) {
-      return system_error(file, "cannot be written");
-    }
+    starts_anew_ = overwrite;
     return {};
+  }
+
+  // Whether it is the file behind this descriptor.
+  bool is_same_file(int fd) const {
+    struct stat own, other;
+    return ::fstat(fd_, &own) == 0 && ::fstat(fd, &other) == 0 && S_ISREG(own.st_mode) &&
+           own.st_dev == other.st_dev && own.st_ino == other.st_ino;
   }
 
   // Reads what an earlier run has written and goes on behind it; what stands behind the last line
   // end is dropped. Every line must answer the line of the input in its place. Gives their number.
   Result<int64_t> resume(InputLines& input, const std::string& fingerprint,
-                         std::unordered_set<std::string>& ids, const JsonLimits& limits) {
+                         const BatchOptions& options, std::unordered_set<std::string>& ids) {
     int64_t num_lines = 0, num_bytes = 0;
     std::ifstream past;
-    if (has_past_) past.open(name_, std::ios::binary);
+    if (has_past_ && !starts_anew_) past.open(name_, std::ios::binary);
     std::string line, asked;
-    while (has_past_ && std::getline(past, line) && !past.eof()) {
+    while (past.is_open() && std::getline(past, line) && !past.eof()) {
       const auto wrong = [&](const std::string& found, const std::string& expected) {
         return Error{Code::kInvalidArgument,
                      format(name_, ": line ", num_lines + 1, ": found ", found, ", expected ", expected,
                             "; --overwrite starts anew")};
       };
-      const Result<AnsweredLine> answered = read_answered_line(line, limits);
+      const Result<AnsweredLine> answered = read_answered_line(line, options.limits.json);
       if (!answered.has_value()) return wrong("something else", "a line of a batch's output");
       if (!input.next(asked)) return wrong("one more line", "as many as the input has");
-      const std::optional<std::string> id = custom_id_of(asked, limits);
+      const std::optional<std::string> id = custom_id_of(asked, options.limits.json);
       if (id != answered.value().custom_id) {
         return wrong(format("custom_id ", answered.value().custom_id.value_or("null")),
                      format(id.value_or("null"), ", as line ", input.line_number(), " of the input"));
+      }
+      if (answered.value().id != batch_id(input.line_number(), asked, options)) {
+        return wrong(format("the answer to another request, or under other flags (custom_id ",
+                            id.value_or("null"), ")"),
+                     format("that to line ", input.line_number(), " of the input"));
       }
       const std::string& other = answered.value().system_fingerprint;
       if (!other.empty() && other != fingerprint) {
@@ -165,6 +188,7 @@ class OutputLines {
   int fd_ = -1;
   bool is_file_ = false;   // not stdout
   bool has_past_ = false;  // a regular file
+  bool starts_anew_ = false;
 };
 
 // Which requests have something to read. Outlives the requests: the engine's thread may still be
@@ -258,7 +282,8 @@ class Batch {
       fill(input);
       RETURN_IF_ERROR(write_finished(output));
       progress.show(num_written_, num_tokens_, /*at_once=*/false);
-      if (window_.empty()) break;
+      if (window_.empty() && input.is_at_end()) break;
+      if (window_.empty()) continue;
       if (Interrupts::take()) return Error{Code::kCancelled, interrupted_text(input)};
       ready_->wait(ready);
       for (int64_t number : ready) {
@@ -303,15 +328,14 @@ class Batch {
   // Parses and encodes; a line that cannot be answered has its output at once.
   Work begin(std::string_view line, int64_t line_number) {
     Work work;
+    work.id = batch_id(line_number, line, options_);
     std::variant<BatchLine, BatchRefusal> parsed = parse_batch_line(line, options_);
     if (auto* refusal = std::get_if<BatchRefusal>(&parsed)) {
-      work.id = batch_id(line_number, refusal->custom_id);
       const bool is_repeated = refusal->custom_id && !ids_.insert(*refusal->custom_id).second;
       refuse(work, is_repeated ? repeated(*refusal->custom_id) : *refusal);
       return work;
     }
     BatchLine& asked = std::get<BatchLine>(parsed);
-    work.id = batch_id(line_number, asked.custom_id);
     work.custom_id = asked.custom_id;
     if (!ids_.insert(asked.custom_id).second) {
       refuse(work, repeated(asked.custom_id));
@@ -319,6 +343,8 @@ class Batch {
     }
     warn_of_other_model(asked.request.model);
     work.request = std::move(asked.request);
+    // Errors while it runs name it.
+    if (work.request.request_id.empty()) work.request.request_id = work.custom_id;
     Result<std::vector<Prompt>> prompts = openai::encode_prompts(work.request, llm_);
     if (prompts.has_value()) {
       work.prompts = std::move(prompts.value());
@@ -424,6 +450,10 @@ int run_batch(const BatchCommandOptions& flags) {
   if (const Status status = output.open(flags.output, flags.overwrite); !status.ok()) {
     return fail(status.error());
   }
+  if (flags.input == "-" ? output.is_same_file(STDIN_FILENO)
+                         : flags.output == "-" && is_stdout(flags.input)) {
+    return fail_usage({Code::kInvalidArgument, "-o: is the input file; expected another"});
+  }
   EngineFlags engine = flags.engine;
   engine.max_waiting = kNoLimit;  // there are never more than the window has
   const Result<std::unique_ptr<Llm>> llm = open_llm(flags.model, engine);
@@ -440,7 +470,7 @@ int run_batch(const BatchCommandOptions& flags) {
 
   std::unordered_set<std::string> ids;
   const Result<int64_t> num_done =
-      output.resume(input, llm.value()->engine().info().numerics_id, ids, options.limits.json);
+      output.resume(input, llm.value()->engine().info().numerics_id, options, ids);
   if (!num_done.has_value()) return fail(num_done.error());
   if (num_done.value() > 0) {
     std::cerr << format("resuming behind ", num_done.value(), " answered requests\n");

@@ -78,8 +78,10 @@ std::variant<BatchLine, BatchRefusal> parse_batch_line(std::string_view line,
   return BatchLine{*refusal.custom_id, std::move(request.value())};
 }
 
-std::string batch_id(int64_t line_number, const std::optional<std::string>& custom_id) {
-  return "batch_req_" + sha256(format(line_number, ' ', custom_id.value_or(""))).substr(0, 24);
+std::string batch_id(int64_t line_number, std::string_view line, const BatchOptions& options) {
+  const std::string asked = format(line_number, ' ', options.seed, ' ', options.served_model_name,
+                                   ' ', options.limits.max_logprobs, ' ', line);
+  return "batch_req_" + sha256(asked).substr(0, 24);
 }
 
 std::string answered_line(const std::string& id, const std::string& custom_id, int status,
@@ -109,6 +111,7 @@ Result<AnsweredLine> read_answered_line(std::string_view line, const JsonLimits&
     return refuse(root, "a line of a batch's output");
   }
   AnsweredLine answered;
+  if (const JsonNode own = root.at("id"); own.is(Kind::kString)) answered.id = own.value->text;
   if (id.is(Kind::kString)) answered.custom_id = id.value->text;
   const JsonNode fingerprint = root.at("response").at("body").at("system_fingerprint");
   if (fingerprint.is(Kind::kString)) answered.system_fingerprint = fingerprint.value->text;

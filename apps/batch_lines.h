@@ -37,8 +37,9 @@ struct BatchOptions {
 std::variant<BatchLine, BatchRefusal> parse_batch_line(std::string_view line,
                                                        const BatchOptions& options);
 
-// The id of the answer to a line: the same whenever it is answered.
-std::string batch_id(int64_t line_number, const std::optional<std::string>& custom_id);
+// The id of the answer to a line: the same whenever it is answered, another one when the line or
+// what the options make of it changes.
+std::string batch_id(int64_t line_number, std::string_view line, const BatchOptions& options);
 
 // {id, custom_id, response, error}, with the line end.
 std::string answered_line(const std::string& id, const std::string& custom_id, int status,
@@ -47,6 +48,7 @@ std::string refused_line(const std::string& id, const BatchRefusal& refusal);
 
 // Of a line of an output: what says whether it answers a line of the input.
 struct AnsweredLine {
+  std::string id;
   std::optional<std::string> custom_id;
   std::string system_fingerprint;  // empty: refused
 };

@@ -19,7 +19,7 @@ int map_lines(const std::string& file, std::string (*convert)(std::string_view))
     if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
     if (!line.empty()) {
       std::cout << convert(line) << "\n";
-      // A refused request is an answer; a line that is no JSON means that the file is not what it
+      // A refused request is an answer; a line that is not JSON means that the file is not what it
       // was taken for.
       if (!parse_json(line).has_value()) status = kExitError;
     }

@@ -55,6 +55,7 @@ Result<openai::SamplingFields> read_chat_sampling(const JsonValue& body,
   openai::SamplingFields sampling;
   sampling.params = defaults;
   RETURN_IF_ERROR(openai::read_sampling(fields, sampling));
+  RETURN_IF_ERROR(openai::read_max_completion_tokens(fields, sampling.params));
   ASSIGN_OR_RETURN(sampling.params.logprobs, openai::read_chat_logprobs(fields));
   if (ignored != nullptr) {
     for (std::string_view name : kPromptFields) fields.at(name);

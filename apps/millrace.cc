@@ -130,6 +130,12 @@ void add_record_flag(CLI::App& command, ModelFlags& flags) {
       ->group("Output");
 }
 
+std::string check_step_ms(const std::string& text) {
+  double number = 0;
+  const bool is_fine = parse_number(text, number) && number > 0 && number <= 1e9;
+  return is_fine ? "" : format("found \"", text, "\", expected milliseconds above 0, at most 1e9");
+}
+
 void add_engine_flags(CLI::App& command, EngineFlags& flags) {
   const std::string group = "Engine (no flag changes an answer)";
   const auto add = [&](const char* name, auto& value, const char* help) {
@@ -143,7 +149,7 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
       ->capture_default_str();
   add("--max-step-ms", flags.max_step_ms,
       "milliseconds of a step while answers are being written; prompts take what is left")
-      ->check(CLI::PositiveNumber.description(""))
+      ->check(check_step_ms)
       ->capture_default_str();
   add("--kv-bytes", flags.kv_bytes, "for the state of sequences; default: what memory leaves")
       ->transform(integer<int64_t>(0));
@@ -497,8 +503,8 @@ void add_lines(CLI::App& app, const char* name, const char* help, const char* ex
                std::string& file, int (*run)(const std::string&), std::function<int()>& action) {
   CLI::App& command = *app.add_subcommand(name, help);
   command.footer(std::string("A line, and what comes back:") + example +
-                 "or {\"id\": \"a\", \"error\": \"...\"}. The exit status is 1 when a line is no JSON. "
-                 "docs/text.md lists the fields.");
+                 "or {\"id\": \"a\", \"error\": \"...\"}. The exit status is 1 when a line is not JSON. "
+                 "tests/golden/encoding/README.md lists the fields.");
   command.add_option("FILE", file, "one JSON object per line; - is stdin")->capture_default_str();
   command.callback([&file, run, &action] { action = [&file, run] { return run(file); }; });
 }

@@ -31,7 +31,7 @@ Result<std::string> resolve_model_dir(const std::string& model_dir) {
   std::error_code error;
   if (!model_dir.empty()) {
     if (fs::is_directory(model_dir, error)) return model_dir;
-    return Error{Code::kNotFound, format("--model: ", model_dir, " is no directory")};
+    return Error{Code::kNotFound, format("--model: ", model_dir, " is not a directory")};
   }
   const fs::path program = fs::read_symlink("/proc/self/exe", error);
   const fs::path candidates[] = {program.parent_path() / "../models/nano",

@@ -1,5 +1,7 @@
 #include "engine/recorder.h"
 
+#include <sys/stat.h>
+
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -12,6 +14,12 @@ Result<Recorder> Recorder::create(const std::string& path, const RecordingHeader
                                   Warning on_warning) {
   Recorder recorder;
   recorder.path_ = path;
+  // A recording never replaces a file; devices and pipes are written in place.
+  struct stat there;
+  const bool is_file = ::stat(path.c_str(), &there) == 0 && S_ISREG(there.st_mode);
+  if (is_file) {
+    return Error{Code::kInvalidArgument, format(path, ": found a file, expected a new name")};
+  }
   recorder.file_.reset(std::fopen(path.c_str(), "we"));
   if (!recorder.file_) {
     const Code code = errno == ENOENT ? Code::kNotFound : Code::kUnavailable;

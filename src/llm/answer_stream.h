@@ -41,8 +41,11 @@ struct Answer {
 // Threading: one reader at a time; cancel() from any thread. Must not outlive its Llm.
 class AnswerStream {
  public:
+  // `hides_control`: of a chat, whose request keeps control tokens for the sake of its markup, text
+  // leaves out all others.
   AnswerStream(const Tokenizer& tokenizer, const Request& request,
-               std::optional<ReplyStart> reply_start, std::unique_ptr<RequestStream> stream);
+               std::optional<ReplyStart> reply_start, bool hides_control,
+               std::unique_ptr<RequestStream> stream);
   ~AnswerStream();
   AnswerStream(const AnswerStream&) = delete;
   AnswerStream& operator=(const AnswerStream&) = delete;

@@ -167,6 +167,7 @@ Result<std::unique_ptr<AnswerStream>> Llm::submit(AnswerRequest wish,
   request.fairness_key = std::move(wish.fairness_key);
   request.timeout_ms = wish.timeout_ms;
   if (!request.sampling.seed) request.sampling.seed = draw_seed();
+  const bool hides_control = reply_start && request.sampling.skip_special_tokens;
   if (reply_start) {
     // Control tokens are markup that the reply parser reads.
     request.sampling.skip_special_tokens = false;
@@ -175,7 +176,8 @@ Result<std::unique_ptr<AnswerStream>> Llm::submit(AnswerRequest wish,
   }
   ASSIGN_OR_RETURN(std::unique_ptr<RequestStream> stream,
                    engine_->submit(request, std::move(on_event)));
-  return std::make_unique<AnswerStream>(tokenizer_, request, reply_start, std::move(stream));
+  return std::make_unique<AnswerStream>(tokenizer_, request, reply_start, hides_control,
+                                        std::move(stream));
 }
 
 Result<Answer> Llm::generate(AnswerRequest request, const AnswerSink& on_event) {

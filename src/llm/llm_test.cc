@@ -170,6 +170,28 @@ TEST_F(LlmTest, ASeedIsDrawnAndReportedSoThatTheAnswerCanBeRepeated) {
 }
 
 // The events of the choices come in any order; each choice's are what it says alone.
+TEST_F(LlmTest, ControlTokensBetweenMessagesAreNoTextOfAChat) {
+  SamplingParams params = greedy(6);
+  params.ignore_eos = true;
+  const int32_t assistant = *llm().tokenizer().token_id("<｜Assistant｜>");
+  params.allowed_token_ids = {assistant};
+  EXPECT_EQ(llm().generate({chat(kCapitalAtOnce), params}).value().text, "");
+  params.skip_special_tokens = false;
+  EXPECT_THAT(llm().generate({chat(kCapitalAtOnce), params}).value().text,
+              HasSubstr("<｜Assistant｜><｜Assistant｜>"));
+  params.skip_special_tokens = true;
+  params.temperature = 2;
+  params.seed = 1;
+  params.allowed_token_ids.push_back(llm().tokenizer().encode("a", SpecialTokens::kPlainText)[0]);
+  params.max_tokens = 40;
+  const Answer answer = llm().generate({chat(kCapitalAtOnce), params}).value();
+  size_t num_letters = 0;
+  for (int32_t id : answer.completion.token_ids) num_letters += id != assistant;
+  EXPECT_GT(num_letters, 0u);
+  EXPECT_LT(num_letters, 40u);
+  EXPECT_EQ(answer.text, std::string(num_letters, 'a'));
+}
+
 TEST_F(LlmTest, SeveralChoicesToOnePromptAreDifferentAndTheFirstIsTheOneThatComesAlone) {
   AnswerRequest request;
   request.prompt = chat(kCapitalAtOnce);

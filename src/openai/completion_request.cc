@@ -105,8 +105,8 @@ Status read_common(Fields& fields, const RequestLimits& limits, CompletionReques
   RETURN_IF_ERROR(check_logprobs(fields.at("prompt_logprobs"), params.prompt_logprobs, limits));
   const JsonNode best_of = fields.at("best_of");
   ASSIGN_OR_RETURN(const std::optional<int32_t> best, read_number<int32_t>(best_of));
-  if (best && *best > request.sampling.num_choices) {
-    return refuse(best_of, format("at most n, ", request.sampling.num_choices,
+  if (best && (*best < 1 || *best > request.sampling.num_choices)) {
+    return refuse(best_of, format("1 to n, ", request.sampling.num_choices,
                                   ": nothing picks the best of more"));
   }
   const JsonNode length_penalty = fields.at("length_penalty");
@@ -167,6 +167,13 @@ Status read_chat(Fields& fields, const JsonValue& body, const RequestLimits& lim
   ASSIGN_OR_RETURN(const bool is_parallel, read_bool(parallel, true));
   if (!is_parallel && !request.chat.tools.empty()) {
     return refuse_reason(parallel, "only true: nothing constrains the output yet");
+  }
+  SamplingParams& params = request.sampling.params;
+  RETURN_IF_ERROR(read_max_completion_tokens(fields, params));
+  for (const char* name : {"max_tokens", "max_completion_tokens"}) {
+    const JsonNode node = fields.at(name);
+    ASSIGN_OR_RETURN(const std::optional<int64_t> count, read_number<int64_t>(node));
+    if (count && *count < 1) return refuse(node, "at least 1");
   }
   ASSIGN_OR_RETURN(request.include_reasoning, read_bool(fields.at("include_reasoning"), true));
   ASSIGN_OR_RETURN(request.sampling.params.logprobs, read_chat_logprobs(fields));

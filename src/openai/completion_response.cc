@@ -276,7 +276,6 @@ ApiError api_error(const Error& error) {
   api.message = error.message;
   switch (error.code) {
     case Code::kInvalidArgument:
-    case Code::kCorrupt:
       api.type = "invalid_request_error";
       api.param = field_of(error.message);
       api.code = "invalid_value";
@@ -293,6 +292,7 @@ ApiError api_error(const Error& error) {
     case Code::kUnavailable:
       api.status = 503, api.type = "service_unavailable_error", api.code = "overloaded";
       return api;
+    case Code::kCorrupt:
     case Code::kCancelled:
       break;
   }

@@ -83,7 +83,9 @@ Status read_seed(const JsonNode& node, std::optional<uint64_t>& seed) {
     seed = uint64_t(*negative);
     return {};
   }
-  return read(node, seed);
+  ASSIGN_OR_RETURN(const std::optional<uint64_t> number, read_number<uint64_t>(node));
+  if (number) seed = number;
+  return {};
 }
 
 }  // namespace
@@ -114,7 +116,11 @@ Status read_sampling(Fields& fields, SamplingFields& sampling) {
   if (allowed.given() && params.allowed_token_ids.empty()) {
     return refuse(allowed, "at least one token id");
   }
-  RETURN_IF_ERROR(read(fields.at("bad_words"), sampling.bad_words));
+  const JsonNode bad_words = fields.at("bad_words");
+  RETURN_IF_ERROR(read(bad_words, sampling.bad_words));
+  for (const std::string& word : sampling.bad_words) {
+    if (word.empty()) return refuse(bad_words, "words of at least one character");
+  }
   RETURN_IF_ERROR(read_seed(fields.at("seed"), params.seed));
   RETURN_IF_ERROR(read(fields.at("stop"), params.stop));
   RETURN_IF_ERROR(read(fields.at("stop_token_ids"), params.stop_token_ids));
@@ -123,7 +129,6 @@ Status read_sampling(Fields& fields, SamplingFields& sampling) {
   RETURN_IF_ERROR(read(fields.at("skip_special_tokens"), params.skip_special_tokens));
   RETURN_IF_ERROR(read(fields.at("min_tokens"), params.min_tokens));
   RETURN_IF_ERROR(read(fields.at("max_tokens"), params.max_tokens));
-  RETURN_IF_ERROR(read(fields.at("max_completion_tokens"), params.max_tokens));  // wins
   RETURN_IF_ERROR(read(fields.at("prompt_logprobs"), params.prompt_logprobs));
   const JsonNode n = fields.at("n");
   RETURN_IF_ERROR(read(n, sampling.num_choices));
@@ -131,6 +136,10 @@ Status read_sampling(Fields& fields, SamplingFields& sampling) {
     return refuse(n, format("1 to ", kMaxChoices));
   }
   return {};
+}
+
+Status read_max_completion_tokens(Fields& fields, SamplingParams& params) {
+  return read(fields.at("max_completion_tokens"), params.max_tokens);
 }
 
 Result<std::optional<int64_t>> read_chat_logprobs(Fields& fields) {

@@ -41,6 +41,9 @@ struct SamplingFields {
 // validate() in request/sampling_params.h for their range.
 Status read_sampling(Fields& fields, SamplingFields& sampling);
 
+// Of Chat Completions: max_completion_tokens, which wins over max_tokens.
+Status read_max_completion_tokens(Fields& fields, SamplingParams& params);
+
 // Of Chat Completions: whether, and how many alternatives beside the token itself.
 Result<std::optional<int64_t>> read_chat_logprobs(Fields& fields);
 

@@ -334,10 +334,14 @@ class OneFile(Case):
             self.assertRegex(result.stderr, pattern)
             self.assertEqual(self.output.read_text(), answers, "nothing is touched")
 
-        refused(text("a", "Hi") + "\n" + text("c", "Hi"),
+        first, second = text("a", "Hi", max_tokens=1), text("b", "Hi", max_tokens=1)
+        refused(first + "\n" + text("c", "Hi", max_tokens=1),
                 "line 2: found custom_id b, expected c, as line 2 of the input; --overwrite")
-        refused(text("a", "Hi"), "line 2: found one more line, expected as many as the input has")
-        refused(text("a", "Hi") + "\n" + text("b", "Hi"),
+        refused(first, "line 2: found one more line, expected as many as the input has")
+        refused(first + "\n" + text("b", "Hello", max_tokens=1),
+                r"line 2: found the answer to another request, or under other flags \(custom_id b\)")
+        refused(first + "\n" + second, "line 1: found the answer to another", "--seed", 9)
+        refused(first + "\n" + second,
                 "line 1: found system_fingerprint reference-.*, expected fp32-", "--numerics", "fp32")
         answers = "something else\n"
         self.output.write_text(answers)
@@ -345,6 +349,58 @@ class OneFile(Case):
 
 
 class Files(Case):
+    def test_every_line_has_its_line_however_small_the_window(self):
+        lines = [json.dumps({"custom_id": str(i)}) for i in range(100)]
+        lines += [text(f"t{i}", "Hi", max_tokens=(60 if i == 0 else 1)) for i in range(60)]
+        for flags in (["--max-num-seqs", 1], ["--max-num-seqs", 2], []):
+            answers = self.batch("\n".join(lines), "--overwrite", *flags)
+            self.assertEqual(len(answers), 160)
+
+    def test_pipes_are_read_once(self):
+        content = many(9)
+        self.batch(content)
+        want = self.output.read_text()
+        os.mkfifo(self.folder / "fifo")
+        writer = subprocess.Popen(["sh", "-c", f"cat {self.input} > {self.folder / 'fifo'}"])
+        result = run("-i", self.folder / "fifo", "-o", "-")
+        writer.wait()
+        self.assertEqual(result.stdout, want, result.stderr)
+        result = run("-i", "/dev/stdin", "-o", "-", stdin=content)
+        self.assertEqual(result.stdout, want, result.stderr)
+
+    def test_nothing_is_lost_when_a_run_cannot_start(self):
+        self.batch(many(3))
+        answers = self.output.read_text()
+        for flags in (
+            ["--model", self.folder],
+            ["--max-model-len", 999999],
+            ["--kv-bytes", 1],
+            ["--record", self.folder / "no/where"],
+            ["--record", self.output],
+            ["--record", self.input],
+        ):
+            result = run("-i", self.input, "-o", self.output, "--overwrite", *flags)
+            self.assertEqual(result.returncode, 1, flags)
+            self.assertEqual(self.output.read_text(), answers, flags)
+        self.assertEqual(self.input.read_text(), many(3))
+        with open(self.output) as stdin:
+            result = subprocess.run(
+                [BINARY, "batch", "-i", "-", "-o", self.output, "--overwrite"], stdin=stdin,
+                capture_output=True, text=True, timeout=TIMEOUT,
+            )
+        self.assertEqual(result.returncode, 2)
+        self.assertEqual(self.output.read_text(), answers)
+
+    def test_an_error_while_a_request_runs_is_the_same_after_a_resume(self):
+        content = "".join(text(f"{i}", "Hi", max_tokens=1) + "\n" for i in range(3))
+        content += text("none", "a", max_tokens=5, allowed_token_ids=[1], min_tokens=3)
+        lines = self.batch(content)
+        whole = self.output.read_text()
+        self.assertIn("request none, position 2: allowed_token_ids", self.body(lines[3], 400)["error"]["message"])
+        self.output.write_text("".join(line + "\n" for line in whole.splitlines()[:3]))
+        self.batch(content)
+        self.assertEqual(self.output.read_text(), whole)
+
     def test_stdin_and_stdout(self):
         content = many(9)
         self.batch(content)

@@ -390,7 +390,7 @@ class Basics(Case):
         pipe = self.folder / "pipe"
         os.mkfifo(pipe)
         for pattern, arguments in [
-            (f"--model: {missing} is no directory", ["generate", "--model", missing, "x"]),
+            (f"--model: {missing} is not a directory", ["generate", "--model", missing, "x"]),
             (f"{config_only}/tokenizer.json", ["generate", "--model", config_only, "x"]),
             (f"{config_only}/tokenizer.json", ["tokenize", "--model", config_only, "x"]),
             (f"{missing}", ["generate", "--file", missing]),

@@ -180,6 +180,11 @@ struct Schedule {
   bool preempts_only_paused() const { return !is_tight || max_num_seqs == 1; }
   // Many times slower than the others, by design.
   bool is_slow_table() const { return isa == "ref" || isa == "EMU128"; }
+  // About how much longer a request takes here than where nothing slows it down.
+  double slowness(bool is_best_table) const {
+    const double rows_alone = chunk == 1 ? 3 : chunk == 7 ? 1.5 : 1;
+    return (is_best_table ? 1 : 3) * rows_alone * (is_tight ? 2 : 1) * double(num_choices);
+  }
   std::string name() const {
     return "chunk " + std::to_string(chunk) + ", " + std::to_string(max_num_seqs) + " sequences" +
            (is_tight ? ", tight, " : ", ") + std::to_string(threads) + " threads, " + isa +
@@ -376,20 +381,20 @@ class Crowd {
   std::atomic<int64_t> num_overtaken_{0};
 };
 
-// Which requests run in which schedule: each in `num_schedules` of those with fast tables, in turn,
-// and some of the shortest third in those with slow ones.
+// Which requests run in which schedule: each in `num_schedules` different ones of those with fast
+// tables, so that all of these take about as long; some of the shortest third in those with slow
+// tables.
 std::vector<std::vector<size_t>> assign(const Options& options,
                                         const std::vector<Schedule>& schedules,
                                         const std::vector<Request>& requests) {
   std::vector<size_t> others(requests.size() - kLongAnswers);
   std::iota(others.begin(), others.end(), kLongAnswers);
   std::vector<size_t> by_length = others;
-  std::stable_sort(by_length.begin(), by_length.end(), [&](size_t a, size_t b) {
-    const auto tokens = [&](size_t r) {
-      return int64_t(requests[r].prompt_token_ids.size()) + *requests[r].sampling.max_tokens;
-    };
-    return tokens(a) < tokens(b);
-  });
+  const auto tokens = [&](size_t r) {
+    return int64_t(requests[r].prompt_token_ids.size()) + *requests[r].sampling.max_tokens;
+  };
+  std::stable_sort(by_length.begin(), by_length.end(),
+                   [&](size_t a, size_t b) { return tokens(a) < tokens(b); });
   by_length.resize((by_length.size() + 2) / 3);
 
   std::vector<std::vector<size_t>> assigned(schedules.size());
@@ -405,10 +410,30 @@ std::vector<std::vector<size_t>> assign(const Options& options,
       assigned[s].push_back(by_length[next_short++ % by_length.size()]);
     }
   }
-  const size_t runs = std::max(others.size() * size_t(options.num_schedules),
-                               size_t(options.crowd) * fast.size());
-  for (size_t r = 0; r < runs; ++r) {
-    assigned[fast[(r + r / others.size()) % fast.size()]].push_back(others[r % others.size()]);
+  // The longest first, each where it is soon done: what is slow gets few requests, and short ones.
+  std::vector<size_t> longest_first = others;
+  std::stable_sort(longest_first.begin(), longest_first.end(),
+                   [&](size_t a, size_t b) { return tokens(a) > tokens(b); });
+  std::vector<double> load(schedules.size(), 0);
+  const auto load_with = [&](size_t r, size_t s) {
+    const bool is_best_table = schedules[s].isa == fast_kernels()[0]->name;
+    return load[s] + double(tokens(r)) * schedules[s].slowness(is_best_table);
+  };
+  const auto give = [&](size_t r, size_t s) {
+    load[s] = load_with(r, s);
+    assigned[s].push_back(r);
+  };
+  for (size_t r : longest_first) {
+    std::vector<size_t> by_load = fast;
+    std::stable_sort(by_load.begin(), by_load.end(),
+                     [&](size_t a, size_t b) { return load_with(r, a) < load_with(r, b); });
+    by_load.resize(std::min(by_load.size(), size_t(options.num_schedules)));
+    for (size_t s : by_load) give(r, s);
+  }
+  for (size_t s : fast) {
+    for (size_t i = assigned[s].size(); i < size_t(options.crowd); ++i) {
+      give(by_length[next_short++ % by_length.size()], s);
+    }
   }
   return assigned;
 }
