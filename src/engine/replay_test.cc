@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
+#include <filesystem>
 #include <functional>
 #include <future>
 #include <limits>
@@ -16,6 +18,7 @@
 #include <vector>
 
 #include "engine/test_toy_model.h"
+#include "sys/file.h"
 
 namespace millrace {
 namespace {
@@ -24,7 +27,15 @@ using ::testing::HasSubstr;
 using test::greedy;
 using test::prompt_of;
 
-std::string temporary_file(const std::string& name) { return ::testing::TempDir() + name; }
+// A file of this run: recordings never replace one.
+std::string temporary_file(const std::string& name) {
+  static const struct Folder {
+    Folder() { MR_CHECK(::mkdtemp(path.data()) != nullptr); }
+    ~Folder() { std::filesystem::remove_all(path); }
+    std::string path = ::testing::TempDir() + "millrace-replay-XXXXXX";
+  } folder;
+  return folder.path + "/" + name;
+}
 
 // So few blocks that sequences push each other out.
 EngineOptions crowded(const std::string& record_file) {
@@ -395,6 +406,10 @@ TEST(Record, RefusesAFileThatCannotBeWrittenAndTimesThatCannot) {
   EngineOptions options = test::options();
   options.record_file = temporary_file("no/such/folder");
   EXPECT_THAT(error(options), HasSubstr("no/such/folder: cannot create: "));
+  options.record_file = temporary_file("replay_test.there");
+  ASSERT_TRUE(write_file(options.record_file, "precious").ok());
+  EXPECT_EQ(error(options), options.record_file + ": found a file, expected a new name");
+  EXPECT_EQ(read_file(options.record_file).value(), "precious");
   options.record_file = temporary_file("replay_test.endless");
   options.max_step_ms = std::numeric_limits<double>::infinity();
   EXPECT_EQ(error(options), "max_step_ms: found inf, expected a finite time in a recording");
