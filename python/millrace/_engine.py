@@ -29,7 +29,7 @@ class Engine:
     """The handle of an engine. Whoever calls it holds it, so it never ends under a call."""
 
     def __init__(self, options: _library.EngineOptions) -> None:
-        self._library = _library.library()
+        self._library = _library.load()
         handle = ctypes.c_void_p()
         check(self._library.millrace_engine_create(ctypes.byref(options), ctypes.byref(handle)))
         self.handle = handle

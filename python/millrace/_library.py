@@ -214,7 +214,7 @@ def _candidates() -> List[str]:
 
 
 @functools.lru_cache(maxsize=None)
-def library() -> ctypes.CDLL:
+def load() -> ctypes.CDLL:
     """Loaded once, when it is first needed: that starts no threads."""
     errors = []
     for candidate in _candidates():
@@ -247,12 +247,12 @@ def error(status: int, text: str) -> Exception:
 def check(status: int) -> int:
     if status >= 0:
         return status
-    raise error(status, library().millrace_last_error().decode("utf-8", "replace"))
+    raise error(status, load().millrace_last_error().decode("utf-8", "replace"))
 
 
 def initialised(struct: type, name: str):
     value = struct()
-    init = getattr(library(), "millrace_%s_init" % name)
+    init = getattr(load(), "millrace_%s_init" % name)
     check(init(ctypes.byref(value), ctypes.sizeof(struct)))
     return value
 
