@@ -4,13 +4,13 @@
 // they are.
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "base/status.h"
+#include "checkpoint/open_progress.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/weight_source.h"
 #include "model_config/model_config.h"
@@ -18,9 +18,6 @@
 #include "sys/file.h"
 
 namespace millrace {
-
-// Called after each shard whose header has been read.
-using OpenProgress = std::function<void(int64_t num_shards_done, int64_t num_shards)>;
 
 // Invariant: holds exactly the tensors of tensor_list(config), each with the listed dtype and
 // shape. Values are not looked at; pages are read from disk when they are first used.

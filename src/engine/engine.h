@@ -1,27 +1,20 @@
 #pragma once
 
-#include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
-#include <unordered_map>
 #include <vector>
 
 #include "base/status.h"
+#include "checkpoint/open_progress.h"
 #include "engine/completion.h"
-#include "engine/executor.h"
-#include "engine/loaded_model.h"
-#include "engine/recorder.h"
+#include "engine/load_options.h"
 #include "engine/request_stream.h"
 #include "engine/watchdog.h"
-#include "kvstore/kv_store.h"
 #include "request/request.h"
-#include "scheduler/scheduler.h"
+#include "scheduler/stats.h"
 
 namespace millrace {
 
@@ -35,7 +28,8 @@ struct EngineOptions {
   double max_step_ms = 250;               // of a step while anything decodes
   int64_t max_waiting = 1024;             // requests beyond those that run
   std::optional<int64_t> kv_bytes;        // for the cache; none: what memory leaves
-  int64_t block_size = kDefaultBlockSize;  // tokens, rounded up to whole compressed rows
+  // Tokens, rounded up to whole compressed rows; none: kDefaultBlockSize.
+  std::optional<int64_t> block_size;
   std::optional<int64_t> num_blocks;      // of the cache, whatever the bytes; none: what fits
 
   // Where the run is recorded, prompts included, so that it can be replayed. Empty: it is not.
@@ -76,10 +70,15 @@ struct EngineCounters {
   int64_t outside_ns() const { return step_ns - region_ns; }
 };
 
-// One model and the sequences it is answering.
+// How many tokens each routed expert has been given since the start.
+struct ExpertLoad {
+  int64_t num_layers = 0, num_experts = 0;  // 0: no experts run here
+  std::vector<int64_t> num_tokens;          // [num_layers, num_experts]
+};
+
+// What answers requests: a model (engine/model_engine.h).
 //
-// Threading: submit(), generate(), health() and what only reads may be called from any thread. One
-// thread of the engine's own owns scheduler, executor and cache.
+// Threading: any thread may call everything. Streams must be gone before it is.
 class Engine {
  public:
   // Sees every step of a request in order, on the caller's thread; false ends it with kAbort and
@@ -88,8 +87,7 @@ class Engine {
 
   static Result<std::unique_ptr<Engine>> open(const EngineOptions& options, TokenTable tokens,
                                               const OpenProgress& progress = {});
-  // Ends what is running. Streams must be gone.
-  ~Engine();
+  virtual ~Engine() = default;  // ends what is running
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -97,82 +95,22 @@ class Engine {
   // that makes no sense or does not fit (kInvalidArgument), or that would be one too many
   // (kExhausted). Requires of a request with temperature: a seed.
   //   on_event  called by the engine's thread when there is something to read; must not block
-  Result<std::unique_ptr<RequestStream>> submit(Request request,
-                                                std::function<void()> on_event = {});
+  virtual Result<std::unique_ptr<RequestStream>> submit(Request request,
+                                                        std::function<void()> on_event = {}) = 0;
 
   // Answers a request of one choice while the caller waits. Errors: of submit(), and that of kError.
   Result<Completion> generate(const Request& request, const EventSink& on_event = {});
 
-  int64_t vocab_size() const { return model_->config().vocab_size; }
-  int64_t max_model_len() const { return scheduler_->max_model_len(); }
-  const EngineInfo& info() const { return info_; }
-  EngineHealth health() const;
-  SchedulerStats stats() const;     // as of the last step
-  EngineCounters counters() const;  // as of the last step
+  virtual int64_t vocab_size() const = 0;
+  virtual int64_t max_model_len() const = 0;
+  virtual const EngineInfo& info() const = 0;
+  virtual EngineHealth health() const = 0;
+  virtual SchedulerStats stats() const = 0;     // as of the last step
+  virtual EngineCounters counters() const = 0;  // as of the last step
+  virtual ExpertLoad expert_load() const = 0;   // up to the layer that runs
 
- private:
-  friend class RequestStream;
-  class Monitor;
-  struct Command {
-    enum class Kind { kArrive, kCancel, kResume } kind;
-    RequestHandle handle;
-    Request request;
-    std::shared_ptr<StreamBuffer> buffer;
-  };
-
-  Engine(std::unique_ptr<LoadedModel> model, TokenTable tokens, KvStore store,
-         const SchedulerOptions& options, Recorder recorder);
-  void cancel(RequestHandle handle);
-  void resume(RequestHandle handle);
-  void post(Command command);
-
-  // On the engine's thread.
-  void loop();
-  bool wait_for_work();  // false: the engine ends
-  void run_step(Monitor& monitor, StepResult& result);
-  void take_commands();
-  void arrive(Command& command);
-  void set_paused(RequestHandle handle, bool is_paused);
-  void enter(int64_t layer, int64_t now_ns);  // -1: none
-  void publish(RequestHandle handle, int32_t choice_idx, StreamEvent event);
-  void announce();
-  OutputTokens output_tokens() const;
-
-  std::unique_ptr<LoadedModel> model_;
-  TokenTable tokens_;
-  KvStore store_;
-  std::unique_ptr<Scheduler> scheduler_;
-  Executor executor_;
-  EngineInfo info_;
-  int64_t max_open_requests_;
-
-  // Between the threads.
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  std::vector<Command> commands_;         // guarded by mutex_
-  bool stop_ = false;                     // guarded by mutex_
-  RequestHandle next_handle_ = 0;         // guarded by mutex_
-  SchedulerStats stats_;                  // guarded by mutex_
-  EngineCounters counters_;               // guarded by mutex_
-  std::atomic<bool> has_commands_{false};  // so that a step can look without the lock
-  std::atomic<int64_t> num_open_requests_{0};
-  std::atomic<int64_t> num_steps_{0}, num_rows_{0}, layer_{-1};
-  std::atomic<int64_t> in_place_since_ns_{0};  // 0: it waits for requests
-
-  // The engine's thread's own.
-  struct OpenRequest {
-    std::shared_ptr<StreamBuffer> buffer;
-    int32_t num_open_choices;
-  };
-  std::unordered_map<RequestHandle, OpenRequest> open_requests_;
-  std::vector<Command> taken_;
-  std::vector<RequestHandle> behind_;  // whose readers fell behind in this step
-  std::vector<std::shared_ptr<StreamBuffer>> unannounced_;  // with events of this step
-  Recorder recorder_;
-
-  // Last: they use everything else.
-  std::thread thread_;
-  std::optional<Watchdog> watchdog_;
+ protected:
+  Engine() = default;
 };
 
 }  // namespace millrace

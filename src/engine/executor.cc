@@ -15,10 +15,12 @@ constexpr float kNotFinite = std::numeric_limits<float>::quiet_NaN();
 
 }  // namespace
 
-Executor::Executor(LoadedModel& model, KvStore& store, std::span<const int32_t> eos_token_ids)
+Executor::Executor(LoadedModel& model, KvStore& store, std::span<const int32_t> eos_token_ids,
+                   ExpertCounts* expert_counts)
     : model_(model),
       store_(store),
       eos_token_ids_(eos_token_ids),
+      expert_counts_(expert_counts),
       runner_(model.make_runner(store)),
       scratch_(size_t(model.pool().num_threads())) {}
 
@@ -74,7 +76,7 @@ void Executor::run(const StepPlan& plan, LayerMonitor* monitor, StepResult& resu
   if (!plan.rows.empty()) {
     make_segments(plan);
     const Status status = runner_.forward(
-        segments_, {.monitor = monitor},
+        segments_, {.monitor = monitor, .expert_counts = expert_counts_},
         [&](std::span<const LogitsRow> rows, Matrix<const float> logits) {
           take_logits(plan, rows, logits, result);
         });

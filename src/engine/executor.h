@@ -18,11 +18,12 @@ namespace millrace {
 // Runs what the scheduler plans: builds the model's batch, computes it, samples. Owns the samplers
 // of all sequences that have not finished.
 //
-// Threading: one owner thread, in the contract's floating-point state. The model, the store and
-// the end tokens must outlive it.
+// Threading: one owner thread, in the contract's floating-point state. The model, the store, the
+// end tokens and the counts must outlive it.
 class Executor {
  public:
-  Executor(LoadedModel& model, KvStore& store, std::span<const int32_t> eos_token_ids);
+  Executor(LoadedModel& model, KvStore& store, std::span<const int32_t> eos_token_ids,
+           ExpertCounts* expert_counts = nullptr);
 
   // Fills `result` for this plan. Between two layers the monitor may end the step: then the result
   // says that it was abandoned, and every sequence is as it was before.
@@ -46,6 +47,7 @@ class Executor {
   LoadedModel& model_;
   KvStore& store_;
   std::span<const int32_t> eos_token_ids_;
+  ExpertCounts* expert_counts_;
   Runner runner_;
   std::unordered_map<SequenceId, SequenceSampler> samplers_;
   std::vector<SamplerScratch> scratch_;  // by thread

@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/expert_source.h"
+#include "engine/load_options.h"
 #include "engine/recording.h"
 #include "kernels/kernels.h"
 #include "model/model.h"
@@ -16,15 +17,6 @@
 #include "sys/thread_pool.h"
 
 namespace millrace {
-
-inline constexpr int kMaxThreads = 1024;
-
-struct LoadOptions {
-  std::string model_dir;
-  Numerics numerics = Numerics::kReference;
-  int num_threads = 0;  // 0: as many as the process may use
-  std::string isa;      // name of a kernel table; empty: the best one
-};
 
 // The table called `isa`, or an error that lists what there is.
 Result<const KernelTable*> choose_kernels(std::string_view isa);

@@ -1,7 +1,5 @@
 #include "engine/request_stream.h"
 
-#include "engine/engine.h"
-
 namespace millrace {
 
 bool StreamBuffer::push(int32_t choice_idx, StreamEvent event) {
@@ -42,7 +40,8 @@ bool StreamBuffer::is_finished() const {
   return events_.empty() && num_open_choices_ == 0;
 }
 
-RequestStream::RequestStream(Engine& engine, int64_t handle, std::shared_ptr<StreamBuffer> buffer)
+RequestStream::RequestStream(RequestControl& engine, RequestHandle handle,
+                             std::shared_ptr<StreamBuffer> buffer)
     : engine_(engine), handle_(handle), buffer_(std::move(buffer)) {}
 
 RequestStream::~RequestStream() {

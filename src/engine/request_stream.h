@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "request/request.h"
+#include "request/step.h"
 
 namespace millrace {
 
@@ -46,7 +47,16 @@ class StreamBuffer {
   std::function<void()> on_event_;
 };
 
-class Engine;
+// The side of an engine that streams speak to, from any thread. Handles of requests that have ended
+// are ignored.
+class RequestControl {
+ public:
+  virtual void cancel(RequestHandle handle) = 0;
+  virtual void resume(RequestHandle handle) = 0;  // its reader has caught up
+
+ protected:
+  ~RequestControl() = default;
+};
 
 // A request that is being answered. Ends the request when it is destroyed before the last event.
 //
@@ -55,7 +65,7 @@ class RequestStream {
  public:
   using Event = StreamBuffer::Event;
 
-  RequestStream(Engine& engine, int64_t handle, std::shared_ptr<StreamBuffer> buffer);
+  RequestStream(RequestControl& engine, RequestHandle handle, std::shared_ptr<StreamBuffer> buffer);
   ~RequestStream();
   RequestStream(const RequestStream&) = delete;
   RequestStream& operator=(const RequestStream&) = delete;
@@ -68,8 +78,8 @@ class RequestStream {
   void cancel();
 
  private:
-  Engine& engine_;
-  int64_t handle_;
+  RequestControl& engine_;
+  RequestHandle handle_;
   std::shared_ptr<StreamBuffer> buffer_;  // shared: either side may go first
 };
 

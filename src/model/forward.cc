@@ -86,7 +86,8 @@ Status Runner::forward(std::span<const BatchSegment> segments, const ForwardOpti
   const ModelConfig& config = model_.config;
   const ModelWeights& weights = model_.weights;
   const Arena::Scope step_scope(arena_);
-  LayerContext ctx{config, model_.numerics, kernels_, kernel_context_, arena_, options.trace, ""};
+  LayerContext ctx{config, model_.numerics, kernels_, kernel_context_, arena_, options.trace, "",
+                   options.expert_counts};
 
   const BatchRows rows = make_batch_rows(ctx, model_, store_, segments);
   const int64_t num_rows = rows.num_rows();

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "model/model.h"
 
 namespace millrace {
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "kvcache/kv_layout.h"
 #include "model/numerics.h"
 #include "model/weights.h"
 #include "model_config/engram_constants.h"
@@ -11,6 +12,11 @@
 #include "model_config/model_config.h"
 
 namespace millrace {
+
+// How the state of sequences is stored.
+inline KvFormat kv_format_of(Numerics numerics) {
+  return numerics == Numerics::kReference ? KvFormat::kQuantized : KvFormat::kFp32;
+}
 
 // A loaded model: what never changes while it runs. Read by any number of runners.
 struct Model {

@@ -1,21 +1,10 @@
 #pragma once
 
-#include "kernels/kernels.h"
-#include "kvcache/kv_layout.h"
-
 namespace millrace {
 
 // How the forward pass rounds. `kReference` follows the published inference: bf16 between
 // operations, fp8 activations, fp8/nvfp4/mxfp4 keys. `kFp32` keeps the stored
 // weights and neither rounds nor quantises anything else: the mode to compare mathematics in.
 enum class Numerics { kReference, kFp32 };
-
-inline Rounding rounding_of(Numerics numerics) {
-  return numerics == Numerics::kReference ? Rounding::kBf16 : Rounding::kNone;
-}
-
-inline KvFormat kv_format_of(Numerics numerics) {
-  return numerics == Numerics::kReference ? KvFormat::kQuantized : KvFormat::kFp32;
-}
 
 }  // namespace millrace

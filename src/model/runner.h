@@ -10,6 +10,7 @@
 #include "checkpoint/expert_source.h"
 #include "kernels/kernels.h"
 #include "model/batch_rows.h"
+#include "model/expert_counts.h"
 #include "model/model.h"
 #include "model/trace.h"
 
@@ -36,6 +37,7 @@ struct ForwardOptions {
   bool feed_draft = false;  // also extend the draft stages' rings, so that draft() may follow
   Trace* trace = nullptr;
   LayerMonitor* monitor = nullptr;
+  ExpertCounts* expert_counts = nullptr;
 };
 
 // What the draft stages propose after `anchor`.

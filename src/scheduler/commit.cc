@@ -54,6 +54,7 @@ void Scheduler::commit_rows(const PlannedRows& rows, Sequence& s, RowsResult& re
     event.error = std::move(result.error);
     return end_choices_of_rows(s, event, sink);
   }
+  count_prompt_tokens(r, end);
   if (rows.prompt_logprobs) take_prompt_logprobs(rows, s, result, event);
   if (rows.num_samples > 0) {
     MR_CHECK_OP(int64_t(result.samples.size()), >=, rows.num_samples);
@@ -70,6 +71,14 @@ void Scheduler::commit_rows(const PlannedRows& rows, Sequence& s, RowsResult& re
     s.num_reported_tokens = end;
     sink(r.handle, s.choice_idx, event);
   }
+}
+
+// Each of them once: rows may be computed a second time, or for another choice.
+void Scheduler::count_prompt_tokens(ScheduledRequest& r, int64_t num_computed_tokens) {
+  const int64_t num_known = std::min(num_computed_tokens, r.num_prompt_tokens);
+  if (num_known <= r.num_counted_tokens) return;
+  totals_.num_prompt_tokens += num_known - r.num_counted_tokens;
+  r.num_counted_tokens = num_known;
 }
 
 // Those that have not been sent: rows may be computed a second time, in other chunks.
@@ -141,6 +150,7 @@ bool Scheduler::append_token(Sequence& s, SampledToken& sample, StreamEvent& eve
   MR_CHECK_OP(sample.token_id, >=, 0);
   MR_CHECK_OP(sample.token_id, <, tokens_.vocab_size());
   push_back_tightly(s.tokens, sample.token_id);
+  ++totals_.num_output_tokens;
   s.num_reported_tokens = event.num_computed_tokens;
   s.stop_rules->append(sample.token_id, event);
   const bool has_ended = event.finish_reason.has_value();

@@ -495,6 +495,7 @@ SchedulerStats Scheduler::stats() const {
   stats.num_waiting_sequences = num_waiting_sequences_;
   stats.num_blocks = blocks_.num_blocks();
   stats.num_free_blocks = blocks_.num_free();
+  stats.block_size = options_.block_size;
   stats.bookkeeping_bytes = (blocks_.num_blocks() - blocks_.num_free()) * BlockPool::kBytesPerBlock;
   for (const Sequence* s : running_) {
     ++(s->state == SequenceState::kDecoding ? stats.num_decoding_sequences

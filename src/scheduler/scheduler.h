@@ -19,6 +19,7 @@
 #include "request/step.h"
 #include "scheduler/fair_share.h"
 #include "scheduler/sequence.h"
+#include "scheduler/stats.h"
 #include "scheduler/step_cost.h"
 #include "scheduler/stop_rules.h"
 
@@ -48,27 +49,6 @@ struct SchedulerOptions {
 
 inline constexpr int64_t kMaxNumSeqs = 4096;
 inline constexpr int64_t kMaxBlockSize = int64_t{1} << 20;
-
-struct SchedulerStats {
-  int64_t num_waiting_requests = 0;  // without a running sequence
-  int64_t num_running_requests = 0;
-  int64_t num_waiting_sequences = 0;  // preempted ones among them
-  int64_t num_prefilling_sequences = 0;
-  int64_t num_decoding_sequences = 0;
-  int64_t num_paused_requests = 0;
-  int64_t num_blocks = 0;
-  int64_t num_free_blocks = 0;
-  int64_t bookkeeping_bytes = 0;  // tokens, block tables and pool entries of what is running
-
-  // Since the start.
-  int64_t num_steps = 0;  // committed, not abandoned
-  int64_t num_abandoned_steps = 0;
-  int64_t num_prefill_rows = 0;
-  int64_t num_decode_rows = 0;
-  int64_t num_recomputed_rows = 0;  // of the prefill rows: paid for a second time
-  int64_t num_preemptions = 0;
-  int64_t num_finished_requests = 0;
-};
 
 // Plans one step at a time: plan(), run it, commit(). What is running in between is not touched by
 // the events that may arrive in between: arrivals, cancels and pauses.
@@ -168,6 +148,7 @@ class Scheduler {
   // Results.
   void commit_rows(const PlannedRows& rows, Sequence& sequence, RowsResult& result,
                    const EventSink& sink);
+  void count_prompt_tokens(ScheduledRequest& request, int64_t num_computed_tokens);
   void take_prompt_logprobs(const PlannedRows& rows, Sequence& sequence, RowsResult& result,
                             StreamEvent& event);
   void finish_prefill(Sequence& sequence);

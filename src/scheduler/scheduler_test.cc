@@ -446,6 +446,33 @@ TEST(Scheduler, WhatIsPreemptedIsComputedAnewAndRepeatsNoEvent) {
   engine.expect_idle();
 }
 
+TEST(Scheduler, CountsEachPromptOnceAndEachTokenOfTheOutput) {
+  SchedulerOptions options = small_options();
+  options.num_blocks = 4;
+  options.admission_headroom_blocks = 0;
+  options.max_prefill_chunk = 4;
+  Engine engine(options);
+  EXPECT_EQ(engine.scheduler.stats().block_size, options.block_size);
+  Request request = make_request(8, 16, 1);
+  request.num_choices = 2;
+  ASSERT_TRUE(engine.arrive(0, request).ok());
+  ASSERT_TRUE(engine.arrive(1, make_request(8, 5, 2)).ok());
+  engine.step(/*abandon=*/true);
+  EXPECT_EQ(engine.scheduler.stats().num_prompt_tokens, 0);
+  engine.step();
+  EXPECT_EQ(engine.scheduler.stats().num_prompt_tokens, 8) << "a chunk of each";
+  engine.run_all();
+  const SchedulerStats stats = engine.scheduler.stats();
+  EXPECT_GT(stats.num_recomputed_rows, 0);
+  EXPECT_EQ(stats.num_prompt_tokens, 8 + 8);
+  int64_t num_output_tokens = 0;
+  for (const auto& [key, choice] : engine.recorder.choices) {
+    num_output_tokens += int64_t(choice.output.tokens.size());
+  }
+  EXPECT_EQ(stats.num_output_tokens, num_output_tokens);
+  EXPECT_GT(num_output_tokens, 3);
+}
+
 TEST(Scheduler, WhoIsPausedLosesItsBlocksFirstAndNobodyMissesTheStep) {
   SchedulerOptions options = small_options();
   options.num_blocks = 6;

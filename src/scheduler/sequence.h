@@ -64,6 +64,7 @@ struct ScheduledRequest {
   int32_t num_unfinished = 0;       // choices, made or not
   int32_t num_running = 0;          // sequences that hold a slot
   int64_t num_prompt_logprobs = 0;  // sent so far
+  int64_t num_counted_tokens = 0;   // of the prompt, in the statistics
   bool has_started = false;         // the executor knows it; its prompt is in the sequences now
   bool has_forked = false;          // all choices are made
   bool is_paused = false;

@@ -278,8 +278,9 @@ std::unique_ptr<Engine> open_engine(const Options& options, const Schedule& sche
   engine.max_num_seqs = schedule.max_num_seqs;
   if (schedule.is_tight) {
     // Small blocks, and no more of them than the longest request needs.
-    engine.block_size = 4;
-    engine.num_blocks = (longest + engine.block_size - 1) / engine.block_size;
+    constexpr int64_t kBlockSize = 4;
+    engine.block_size = kBlockSize;
+    engine.num_blocks = (longest + kBlockSize - 1) / kBlockSize;
     engine.max_model_len = longest;
   }
   return take(Engine::open(engine, make_token_table(tokenizer, {})));

@@ -6,6 +6,7 @@
 
 #include "base/arena.h"
 #include "kernels/kernels.h"
+#include "model/expert_counts.h"
 #include "model/numerics.h"
 #include "model/trace.h"
 #include "model_config/model_config.h"
@@ -21,8 +22,11 @@ struct LayerContext {
   Arena& arena;
   Trace* trace = nullptr;  // null: record nothing
   std::string trace_prefix;  // "layers.7." while layer 7 runs
+  ExpertCounts* expert_counts = nullptr;  // null: nobody counts
 
-  Rounding rounding() const { return rounding_of(numerics); }
+  Rounding rounding() const {
+    return numerics == Numerics::kReference ? Rounding::kBf16 : Rounding::kNone;
+  }
 
   // Memory of the call; its content is whatever was there.
   template <class T = float>

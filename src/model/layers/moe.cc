@@ -120,6 +120,13 @@ ByExpert group_by_expert(LayerContext& ctx, const Routes& routes, int64_t num_ex
   return groups;
 }
 
+void count(const ByExpert& groups, int64_t expert_layer, ExpertCounts* counts) {
+  if (counts == nullptr) return;
+  for (size_t i = 0; i < groups.experts.size(); ++i) {
+    counts->add(expert_layer, groups.experts[i], groups.begin[i + 1] - groups.begin[i]);
+  }
+}
+
 // One of an expert's three matrices for every group.
 RowGroups row_groups(LayerContext& ctx, const ByExpert& by_expert,
                      std::span<const ExpertWeights> weights, Fp4Matrix ExpertWeights::*matrix,
@@ -143,6 +150,7 @@ Result<Matrix<float>> moe(LayerContext& ctx, const MoeWeights& weights, ExpertSo
     ctx.trace->add(ctx.trace_prefix + "ffn.experts", Matrix<const int32_t>(routes.experts));
   }
   const ByExpert groups = group_by_expert(ctx, routes, weights.gate.n, kinds);
+  count(groups, expert_layer, ctx.expert_counts);
   ExpertLease lease = experts.acquire(expert_layer, groups.experts);
   const Matrix<float> out = ctx.matrix(rows, width);
   const Matrix<float> shared = shared_expert(ctx, weights, x);

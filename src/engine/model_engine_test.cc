@@ -1,4 +1,4 @@
-#include "engine/engine.h"
+#include "engine/model_engine.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,6 +14,7 @@
 namespace millrace {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using namespace test;
@@ -379,6 +380,37 @@ TEST_F(EngineTest, CountsWhereTheTimeOfStepsWent) {
   EXPECT_GT(after.region_ns, before.region_ns);
   EXPECT_GT(after.outside_ns(), before.outside_ns());
   EXPECT_LE(after.plan_ns + after.commit_ns + after.region_ns, after.step_ns);
+}
+
+TEST_F(EngineTest, CountsWhatRequestsBroughtAndTook) {
+  const std::unique_ptr<Engine> engine = open(options());
+  const SchedulerStats before = engine->stats();
+  EXPECT_GT(before.num_blocks, 0) << "also before the first step";
+  EXPECT_EQ(before.num_free_blocks, before.num_blocks);
+  EXPECT_EQ(before.block_size, 128);
+  (void)engine->generate(greedy(long_prompt(), 10)).value();
+  (void)engine->generate(greedy({1}, 1)).value();  // the steps before it are counted by now
+  const SchedulerStats after = engine->stats();
+  EXPECT_GE(after.num_prompt_tokens, 45);
+  EXPECT_GE(after.num_output_tokens, 10);
+}
+
+TEST_F(EngineTest, CountsTheTokensThatEachExpertIsGiven) {
+  constexpr int64_t kExpertsPerToken = 2;
+  const std::unique_ptr<Engine> engine = open(options());
+  const auto sums = [&] {
+    const ExpertLoad load = engine->expert_load();
+    std::vector<int64_t> sums(size_t(load.num_layers), 0);
+    EXPECT_EQ(int64_t(load.num_tokens.size()), load.num_layers * load.num_experts);
+    for (size_t i = 0; i < load.num_tokens.size(); ++i) {
+      sums[i / size_t(load.num_experts)] += load.num_tokens[i];
+    }
+    return sums;
+  };
+  ASSERT_GT(sums().size(), 1u);
+  EXPECT_THAT(sums(), Each(0));
+  (void)engine->generate(greedy(long_prompt(), 4)).value();  // its last token is not computed
+  EXPECT_THAT(sums(), Each((45 + 3) * kExpertsPerToken));
 }
 
 TEST_F(EngineTest, ItsWatchdogWarnsOfAStepThatTakesTooLong) {
