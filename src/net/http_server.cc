@@ -6,6 +6,8 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -264,6 +266,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void gone();
   void close();
   void close_descriptor();
+  int num_queued_bytes();
   bool is_paused() const {
     return (phase_ == Phase::kAnswering || phase_ == Phase::kFinishing) &&
            input_.size() >= kMaxKeptBytes;
@@ -284,6 +287,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   std::string output_;
   size_t output_begin_ = 0;
+  int num_queued_bytes_ = 0;  // with the system, when it took no more
 
   std::shared_ptr<Exchange> exchange_;  // from the request to the end of its answer
   ExchangeRecord record_;
@@ -677,6 +681,7 @@ void Connection::flush() {
       return gone();
     }
     if (result.kind != IoResult::Kind::kDone) {
+      num_queued_bytes_ = num_queued_bytes();
       if (output_begin_ > output_.size() / 2) {
         output_.erase(0, output_begin_);
         output_begin_ = 0;
@@ -751,6 +756,12 @@ void Connection::gone() {
   close();
 }
 
+int Connection::num_queued_bytes() {
+  int count = 0;
+  (void)::ioctl(descriptor_.native_handle(), SIOCOUTQ, &count);
+  return count;
+}
+
 void Connection::stopping(Clock::time_point deadline) {
   if (phase_ == Phase::kReading && !reader_.has_begun()) {
     read_deadline_ = std::min(read_deadline_, deadline);
@@ -763,7 +774,11 @@ bool Connection::needs_care(Clock::time_point now) const {
 
 void Connection::take_care(Clock::time_point now) {
   if (phase_ == Phase::kClosed) return;
-  if (now >= write_deadline_) {
+  if (now >= write_deadline_ && num_queued_bytes() < num_queued_bytes_) {
+    // The client reads, but not yet enough for the system to take more from us.
+    num_queued_bytes_ = num_queued_bytes();
+    write_deadline_ = now + server_->limits.write_timeout;
+  } else if (now >= write_deadline_) {
     resets_ = true;  // the system would go on offering what nobody takes
     gone();
   } else if (now >= read_deadline_) {

@@ -5,6 +5,7 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -152,6 +153,14 @@ class TestServer {
   int port = 0;
 };
 
+inline sockaddr_in loopback(int port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(uint16_t(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return address;
+}
+
 struct RawResponse {
   int status = 0;
   std::string head, body;  // the body without its chunks
@@ -168,13 +177,17 @@ class RawClient {
     if (receive_buffer > 0) {
       ::setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof receive_buffer);
     }
-    sockaddr_in to{};
-    to.sin_family = AF_INET;
-    to.sin_port = htons(uint16_t(port));
-    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    sockaddr_in to = loopback(port);
     connect(reinterpret_cast<sockaddr*>(&to), sizeof to);
     const int on = 1;
-    ::setsockopt(fd_, IPPROTO_TCP, 1 /* TCP_NODELAY */, &on, sizeof on);
+    ::setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  }
+  // Calls `before_connect` when it has its own descriptor.
+  RawClient(int port, const std::function<void()>& before_connect) {
+    fd_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    before_connect();
+    sockaddr_in to = loopback(port);
+    connect(reinterpret_cast<sockaddr*>(&to), sizeof to);
   }
   explicit RawClient(const std::string& path) {
     fd_ = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
