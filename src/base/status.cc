@@ -6,6 +6,7 @@ std::string_view code_name(Code code) {
   switch (code) {
     case Code::kInvalidArgument: return "invalid argument";
     case Code::kNotFound: return "not found";
+    case Code::kUnimplemented: return "unimplemented";
     case Code::kCorrupt: return "corrupt";
     case Code::kExhausted: return "exhausted";
     case Code::kUnavailable: return "unavailable";

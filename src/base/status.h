@@ -16,6 +16,7 @@ namespace millrace {
 enum class Code {
   kInvalidArgument,  // the caller asked for something that makes no sense
   kNotFound,         // a named thing does not exist
+  kUnimplemented,    // it would make sense, and this program does not have it
   kCorrupt,          // data contradicts itself or its format
   kExhausted,        // a limit or a capacity was reached
   kUnavailable,      // may work later, or elsewhere

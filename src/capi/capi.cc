@@ -110,6 +110,7 @@ millrace_status fail(millrace_status status, std::string_view text) noexcept {
 millrace_status status_of(Code code) {
   switch (code) {
     case Code::kInvalidArgument:
+    case Code::kUnimplemented:
       return MILLRACE_INVALID_ARGUMENT;
     case Code::kNotFound:
       return MILLRACE_NOT_FOUND;

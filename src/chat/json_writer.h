@@ -44,6 +44,11 @@ class JsonWriter {
   }
 
   const std::string& text() const { return text_; }
+  // Begins again, in the room that is there.
+  void clear() {
+    text_.clear();
+    needs_comma_ = false;
+  }
 
  private:
   JsonWriter& open(char bracket);

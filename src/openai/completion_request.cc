@@ -25,7 +25,6 @@ constexpr Unsupported kUnsupported[] = {
     {"guided_regex", "nothing constrains the output yet"},
     {"guided_choice", "nothing constrains the output yet"},
     {"guided_grammar", "nothing constrains the output yet"},
-    {"thinking_token_budget", "not supported; reasoning_effort is"},
     {"repetition_detection", "not supported"},
     {"kv_transfer_params", "this engine takes no state from others"},
     {"use_beam_search", "not supported"},
@@ -44,6 +43,10 @@ constexpr Unsupported kUnsupportedInCompletions[] = {
     {"suffix", "the model is not asked to fill in the middle yet"},
 };
 
+Error unsupported(const JsonNode& node, std::string_view reason) {
+  return {Code::kUnimplemented, refuse_reason(node, reason).message};
+}
+
 bool is_switched_off(const JsonNode& node) {
   return !node.given() || (node.is(Kind::kBool) && !node.value->boolean);
 }
@@ -51,7 +54,7 @@ bool is_switched_off(const JsonNode& node) {
 Status refuse_unsupported(Fields& fields, std::span<const Unsupported> list) {
   for (const Unsupported& field : list) {
     const JsonNode node = fields.at(field.name);
-    if (!is_switched_off(node)) return refuse_reason(node, field.reason);
+    if (!is_switched_off(node)) return unsupported(node, field.reason);
   }
   return {};
 }
@@ -103,16 +106,26 @@ Status read_common(Fields& fields, const RequestLimits& limits, CompletionReques
   RETURN_IF_ERROR(read_sampling(fields, request.sampling));
   const SamplingParams& params = request.sampling.params;
   RETURN_IF_ERROR(check_logprobs(fields.at("prompt_logprobs"), params.prompt_logprobs, limits));
+  const JsonNode budget = fields.at("thinking_token_budget");
+  ASSIGN_OR_RETURN(const std::optional<int64_t> tokens, read_number<int64_t>(budget));
+  if (tokens && *tokens != -1) {
+    return unsupported(budget, "only -1, no limit; reasoning_effort says how much to think");
+  }
+  const JsonNode salt = fields.at("cache_salt");
+  ASSIGN_OR_RETURN(const std::string salt_text, read_string(salt));
+  if (salt.given() && salt_text.empty()) return refuse(salt, "at least one character");
   const JsonNode best_of = fields.at("best_of");
   ASSIGN_OR_RETURN(const std::optional<int32_t> best, read_number<int32_t>(best_of));
   if (best && (*best < 1 || *best > request.sampling.num_choices)) {
-    return refuse(best_of, format("1 to n, ", request.sampling.num_choices,
-                                  ": nothing picks the best of more"));
+    Error error = refuse(best_of, format("1 to n, ", request.sampling.num_choices,
+                                         ": nothing picks the best of more"));
+    if (*best > 1) error.code = Code::kUnimplemented;
+    return error;
   }
   const JsonNode length_penalty = fields.at("length_penalty");
   ASSIGN_OR_RETURN(const std::optional<double> penalty, read_number<double>(length_penalty));
   if (penalty && *penalty != 1) {
-    return refuse_reason(length_penalty, "belongs to beam search, which is not supported");
+    return unsupported(length_penalty, "belongs to beam search, which is not supported");
   }
   RETURN_IF_ERROR(read_stream(fields, request));
   if (request.stream && params.prompt_logprobs) {
@@ -147,26 +160,38 @@ Status read_template_kwargs(const JsonNode& kwargs, const JsonValue& body,
   return {};
 }
 
+// A schema that must be kept needs something that constrains the output.
+Status refuse_strict_tools(const JsonNode& tools) {
+  ASSIGN_OR_RETURN(const std::vector<JsonNode> entries, read_list(tools));
+  for (const JsonNode& entry : entries) {
+    const JsonNode strict = entry.at("function").at("strict");
+    ASSIGN_OR_RETURN(const bool is_strict, read_bool(strict, false));
+    if (is_strict) return unsupported(strict, "only false: nothing constrains the output yet");
+  }
+  return {};
+}
+
 Status read_chat(Fields& fields, const JsonValue& body, const RequestLimits& limits,
                  CompletionRequest& request) {
   RETURN_IF_ERROR(refuse_unsupported(fields, kUnsupportedInChat));
   const JsonNode format = fields.at("response_format");
   if (format.given() && !format.at("type").is_text("text")) {
-    return refuse_reason(format, "only {\"type\": \"text\"}: nothing constrains the output yet");
+    return unsupported(format, "only {\"type\": \"text\"}: nothing constrains the output yet");
   }
+  RETURN_IF_ERROR(refuse_strict_tools(fields.at("tools")));
   ChatParseOptions options;
   options.limits = limits.json;
   ASSIGN_OR_RETURN(request.chat, parse_chat_request(body, options));
   RETURN_IF_ERROR(
       read_template_kwargs(fields.at("chat_template_kwargs"), body, options, request.chat));
   if (request.chat.tool_choice == ToolChoice::kRequired) {
-    return refuse_reason(fields.at("tool_choice"),
+    return unsupported(fields.at("tool_choice"),
                          "only auto and none: nothing constrains the output yet");
   }
   const JsonNode parallel = fields.at("parallel_tool_calls");
   ASSIGN_OR_RETURN(const bool is_parallel, read_bool(parallel, true));
   if (!is_parallel && !request.chat.tools.empty()) {
-    return refuse_reason(parallel, "only true: nothing constrains the output yet");
+    return unsupported(parallel, "only true: nothing constrains the output yet");
   }
   SamplingParams& params = request.sampling.params;
   RETURN_IF_ERROR(read_max_completion_tokens(fields, params));
@@ -225,7 +250,7 @@ Status read_completions(Fields& fields, const RequestLimits& limits, CompletionR
   RETURN_IF_ERROR(refuse_unsupported(fields, kUnsupportedInCompletions));
   const JsonNode format = fields.at("response_format");
   if (format.given() && !format.at("type").is_text("text")) {
-    return refuse_reason(format, "only {\"type\": \"text\"}: nothing constrains the output yet");
+    return unsupported(format, "only {\"type\": \"text\"}: nothing constrains the output yet");
   }
   RETURN_IF_ERROR(read_prompts(fields.at("prompt"), request.prompts));
   SamplingParams& params = request.sampling.params;
@@ -242,6 +267,44 @@ Status read_completions(Fields& fields, const RequestLimits& limits, CompletionR
   return {};
 }
 
+// The sampling fields stand in an object of their own.
+Status read_generate(Fields& fields, const RequestLimits& limits, CompletionRequest& request) {
+  ASSIGN_OR_RETURN(request.model, read_string(fields.at("model")));
+  ASSIGN_OR_RETURN(request.request_id, read_string(fields.at("request_id")));
+  const JsonNode priority = fields.at("priority");
+  ASSIGN_OR_RETURN(const std::optional<int32_t> rank, read_number<int32_t>(priority));
+  request.priority = rank.value_or(0);
+  const JsonNode transfer = fields.at("kv_transfer_params");
+  if (!is_switched_off(transfer)) {
+    return unsupported(transfer, "this engine takes no state from others");
+  }
+  const JsonNode ids = fields.at("token_ids");
+  if (!ids.is(Kind::kArray) || ids.value->items.empty()) {
+    return refuse(ids, "a non-empty array of token ids");
+  }
+  ASSIGN_OR_RETURN(std::vector<int32_t> prompt, read_token_ids(ids));
+  request.prompts.emplace_back(std::move(prompt));
+  request.return_token_ids = request.return_tokens_as_token_ids = true;
+
+  SamplingParams& params = request.sampling.params;
+  const JsonNode sampling = fields.at("sampling_params");
+  if (sampling.given()) {
+    RETURN_IF_ERROR(expect_object(sampling));
+    Fields inner(*sampling.value);
+    RETURN_IF_ERROR(refuse_unsupported(inner, kUnsupported));
+    RETURN_IF_ERROR(read_sampling(inner, request.sampling));
+    const JsonNode logprobs = inner.at("logprobs");
+    ASSIGN_OR_RETURN(params.logprobs, read_number<int64_t>(logprobs));
+    RETURN_IF_ERROR(check_logprobs(logprobs, params.logprobs, limits));
+    RETURN_IF_ERROR(check_logprobs(inner.at("prompt_logprobs"), params.prompt_logprobs, limits));
+  }
+  RETURN_IF_ERROR(read_stream(fields, request));
+  if (request.stream && params.prompt_logprobs) {
+    return refuse_reason(sampling.at("prompt_logprobs"), "not together with \"stream\": true");
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<CompletionRequest> parse_completion_request(Endpoint endpoint, const JsonValue& body,
@@ -252,6 +315,10 @@ Result<CompletionRequest> parse_completion_request(Endpoint endpoint, const Json
   CompletionRequest request;
   request.endpoint = endpoint;
   request.sampling.params = defaults;
+  if (endpoint == Endpoint::kGenerate) {
+    RETURN_IF_ERROR(read_generate(fields, limits, request));
+    return request;
+  }
   RETURN_IF_ERROR(read_common(fields, limits, request));
   if (endpoint == Endpoint::kChatCompletions) {
     RETURN_IF_ERROR(read_chat(fields, body, limits, request));

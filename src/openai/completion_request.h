@@ -13,7 +13,11 @@
 
 namespace millrace::openai {
 
-enum class Endpoint { kChatCompletions, kCompletions };
+enum class Endpoint {
+  kChatCompletions,
+  kCompletions,
+  kGenerate,  // POST /inference/v1/generate: token ids in and out
+};
 
 // One of /v1/completions: text, or token ids.
 using PromptText = std::variant<std::string, std::vector<int32_t>>;
@@ -22,7 +26,8 @@ struct CompletionRequest {
   Endpoint endpoint = Endpoint::kChatCompletions;
   std::string model;                // empty: not given
   ChatRequest chat;                 // of a chat
-  std::vector<PromptText> prompts;  // of completions, at least one; each gives `n` choices
+  // Otherwise: at least one, each gives `n` choices. To generate from: one, of token ids.
+  std::vector<PromptText> prompts;
   SamplingFields sampling;
   int32_t priority = 0;
   std::string request_id;

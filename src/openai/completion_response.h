@@ -21,6 +21,8 @@ struct ApiError {
 
 // By the code of the error and the form of its message: "FIELD: found X, expected Y".
 ApiError api_error(const Error& error);
+// Of a body that is no JSON, or more of it than is read.
+ApiError invalid_json(const Error& error);
 ApiError model_not_found(const std::string& model, const std::string& served);
 std::string error_body(const ApiError& error);
 
