@@ -97,7 +97,8 @@ function route() {
   engine.setShown(isEngine);
   if (isEngine) return;
   chat.open(/^#\/chat\/(.+)$/.exec(location.hash)?.[1]);
-  chat.input.focus({ preventScroll: true });
+  // Where there is no mouse, the focus would bring up a keyboard over half of the screen.
+  if (matchMedia("(hover: hover)").matches) chat.input.focus({ preventScroll: true });
 }
 addEventListener("hashchange", route);
 

@@ -5,11 +5,11 @@ import { svg } from "./dom.js";
 const kWidth = 240;
 const kHeight = 48;
 
-// The last values of one figure; null breaks the line.
+// The last values of one figure; null breaks the line. Fewer than `shortest` fill the right side.
 export class Sparkline {
-  constructor(label, length) {
+  constructor(label, shortest) {
     this.label = label;
-    this.length = length;
+    this.shortest = shortest;
     this.line = svg("path", { class: "line" });
     this.area = svg("path", { class: "area" });
     this.root = svg("svg", { class: "sparkline", role: "img", "aria-label": label,
@@ -19,8 +19,9 @@ export class Sparkline {
 
   update(values, text) {
     const top = Math.max(...values.filter((value) => value !== null), 1e-9);
-    const step = kWidth / (this.length - 1);
-    const offset = this.length - values.length;
+    const length = Math.max(this.shortest, values.length);
+    const step = kWidth / (length - 1);
+    const offset = length - values.length;
     let line = "";
     let area = "";
     let start = null;

@@ -6,7 +6,8 @@ import { byId, h } from "./dom.js";
 import { bytes, count, percent, rate, seconds } from "./format.js";
 
 const kPeriod = 1;  // seconds
-const kLength = 120;  // samples on a chart
+const kLength = 120;  // samples on a chart, at most
+const kShortest = 30;  // and the width that fewer are drawn to
 const kGap = 3;  // seconds without a sample, after which a line is not drawn through
 const kMinute = 60;
 
@@ -18,10 +19,11 @@ const kFigures = [
   { name: "Output", unit: "tokens/s", value: perSecond((s) => s.tokens.output) },
   { name: "New prompt", unit: "tokens/s", value: perSecond((s) => s.tokens.prompt_computed) },
   { name: "Cached prompt", unit: "tokens/s", value: perSecond((s) => s.tokens.prompt_cached) },
-  { name: "Running", unit: "requests", value: ({ stats }) => stats.requests.running,
+  { name: "Running", unit: "requests", show: count, value: ({ stats }) => stats.requests.running,
     note: ({ requests }) => `at most ${count(requests.max_num_seqs)}` +
       (requests.paused ? `, ${count(requests.paused)} paused` : "") },
-  { name: "Waiting", unit: "requests", value: ({ stats }) => stats.requests.waiting,
+  { name: "Waiting", unit: "requests", show: count,
+    value: ({ stats }) => stats.requests.waiting,
     note: ({ requests }) => requests.max_waiting ? `at most ${count(requests.max_waiting)}` : "" },
   { name: "Batch", unit: "rows per step",
     value: ({ stats }, before) => {
@@ -29,10 +31,10 @@ const kFigures = [
       return steps > 0 ? (stats.steps.rows - before.stats.steps.rows) / steps : before ? 0 : null;
     } },
   { name: "Steps", unit: "per second", value: perSecond((s) => s.steps.count) },
-  { name: "KV cache", unit: "of blocks", show: percent,
+  { name: "KV cache", unit: "used", show: percent,
     value: ({ stats: { kv } }) => kv.blocks_total > 0 ? kv.blocks_used / kv.blocks_total : 0,
-    note: ({ kv }) => `${count(kv.blocks_used)} of ${count(kv.blocks_total)} blocks of ` +
-      `${kv.block_size} tokens, ${bytes(kv.bytes)}` },
+    note: ({ kv }) => `${count(kv.blocks_used)} of ${count(kv.blocks_total)} blocks, ` +
+      `${count(kv.blocks_used * kv.block_size)} tokens, ${bytes(kv.bytes)}` },
 ];
 
 const kLatencies = [
@@ -48,12 +50,13 @@ export class EnginePage {
     Object.assign(this, { api, onKeyNeeded, onChange });
     this.cards = kFigures.map((figure) => {
       const value = h("strong", {}, "–");
+      const peak = h("span", { class: "peak" });
       const note = h("p", { class: "note" });
-      const chart = new Sparkline(`${figure.name}, ${figure.unit}`, kLength);
+      const chart = new Sparkline(`${figure.name}, ${figure.unit}`, kShortest);
       const card = h("section", { class: "card", "aria-label": figure.name },
-        h("h2", {}, figure.name), h("p", { class: "value" }, value, ` ${figure.unit}`), chart.root,
-        note);
-      return { figure, value, note, chart, card };
+        h("h2", {}, figure.name), h("p", { class: "value" }, value, ` ${figure.unit}`, peak),
+        chart.root, note);
+      return { figure, value, peak, note, chart, card };
     });
     byId("figures").append(...this.cards.map(({ card }) => card));
     this.canvas = byId("experts-canvas");
@@ -115,10 +118,12 @@ export class EnginePage {
   show() {
     const { stats } = this.samples.at(-1);
     this.showServer(stats);
-    for (const { figure, value, note, chart } of this.cards) {
+    for (const { figure, value, peak, note, chart } of this.cards) {
       const values = this.valuesOf(figure);
       const last = values.at(-1);
-      value.textContent = last === null ? "–" : (figure.show ?? rate)(last);
+      const show = figure.show ?? rate;
+      value.textContent = last === null ? "–" : show(last);
+      peak.textContent = last === null ? "" : `peak ${show(Math.max(...values))}`;
       note.textContent = figure.note?.(stats) ?? "";
       chart.update(values, `${value.textContent} ${figure.unit}`);
     }

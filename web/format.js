@@ -13,6 +13,7 @@ export function rate(value) {
 }
 
 export function seconds(value) {
+  if (value < 0.0001) return "< 0.1 ms";
   if (value < 1) return `${value < 0.01 ? (value * 1000).toFixed(1) : Math.round(value * 1000)} ms`;
   if (value < 60) return `${value.toFixed(1)} s`;
   const whole = Math.floor(value);

@@ -122,6 +122,7 @@ export class AssistantView {
     this.tools.hidden = isRunning;
     this.copy.hidden = !node.content;
     this.tokens.hidden = this.repeat.hidden = node.error !== null || isEmpty || !node.request;
+    this.retry.hidden = node.error !== null;  // it has a button of its own
     this.retry.disabled = isBusy;
     this.branches.update();
   }

@@ -41,7 +41,7 @@ export class RepeatDialog {
       const answers = [await this.runOne(0, "alone", null)];
       while (answers.length < runs) {
         const size = Math.min(together, runs - answers.length);
-        const how = size === 1 ? "alone" : `${size} at the same time`;
+        const how = size === 1 ? "alone" : `one of ${size}`;
         const group = Array.from({ length: size }, (_, i) => (
           this.runOne(answers.length + i, how, answers[0])));
         answers.push(...await Promise.all(group));
@@ -61,7 +61,7 @@ export class RepeatDialog {
     const state = h("td", {}, "running …");
     const size = h("td", {});
     const time = h("td", {});
-    this.rows.append(h("tr", {}, h("td", {}, String(index + 1)), h("td", {}, how), size, time, state));
+    this.rows.append(h("tr", {}, h("td", {}, String(index + 1)), state, h("td", {}, how), size, time));
     const startedAt = now();
     const answer = new Answer(startedAt);
     for await (const chunk of this.api.chat(this.body, this.controller.signal)) {

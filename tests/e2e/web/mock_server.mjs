@@ -85,9 +85,10 @@ export class MockServer {
   }
 
   async handle(request, response) {
-    const route = `${request.method} ${request.url}`;
+    const path = request.url.replace(/^\/prefix(?=\/)/, "");  // as behind a proxy
+    const route = `${request.method} ${path}`;
     if (route === "GET /") return this.sendFile(response, "index.html");
-    if (route.startsWith("GET /web/")) return this.sendFile(response, request.url.slice(5));
+    if (route.startsWith("GET /web/")) return this.sendFile(response, path.slice(5));
     if (route === "GET /v1/models") return this.sendJson(response, 200, this.models());
     if (route === "GET /v1/millrace/stats") return this.sendJson(response, 200, this.stats());
     if (route === "POST /v1/chat/completions") return this.chat(request, response);
