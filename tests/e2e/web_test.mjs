@@ -11,111 +11,11 @@
 // the console, no request to another origin, nothing refused by the content security policy.
 
 import assert from "node:assert/strict";
-import { mkdir, readFile } from "node:fs/promises";
-import { createRequire } from "node:module";
-import { after, before, test } from "node:test";
+import { readFile } from "node:fs/promises";
 
-import { MockServer } from "./web/mock_server.mjs";
+import { isScripted, kPhone, lastAnswer, mock, pageTest, picture, say, screenshots, scriptedTest, send,
+         settle, settled, textOf, watchBodies } from "./web/harness.mjs";
 import { kCount } from "./web/scenarios.mjs";
-
-const { chromium } = createRequire(new URL("web/package.json", import.meta.url))("playwright-core");
-
-const args = process.argv.slice(2);
-const takeFlag = (name, hasValue) => {
-  const at = args.indexOf(name);
-  return at < 0 ? null : args.splice(at, hasValue ? 2 : 1).at(-1);
-};
-const screenshots = takeFlag("--screenshots", true);
-const isScripted = !takeFlag("--any-model", false);
-const mock = args.length === 0 ? new MockServer() : null;
-
-const kTimeout = 30000;  // generous, for machines that do other work
-const kDesktop = { width: 1200, height: 800 };
-const kPhone = { width: 390, height: 844 };
-
-let url, browser;
-
-before(async () => {
-  url = mock ? await mock.start() : args[0].replace(/\/?$/, "/");
-  browser = await chromium.launch({ executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
-                                    args: ["--no-sandbox", "--disable-gpu"] });
-  if (screenshots) await mkdir(screenshots, { recursive: true });
-});
-
-after(async () => {
-  await browser?.close();
-  mock?.stop();
-});
-
-// One page of a fresh browser profile. `expected` are patterns of console errors that the test
-// provokes: browsers log every failed request.
-async function withPage({ viewport = kDesktop, expected = [], path = "", ...options }, check) {
-  const context = await browser.newContext({ viewport, ...options });
-  context.setDefaultTimeout(kTimeout);
-  const page = await context.newPage();
-  const problems = [];
-  page.on("pageerror", (error) => problems.push(`uncaught: ${error.stack}`));
-  page.on("console", (message) => {
-    if (message.type() !== "error" && message.type() !== "warning") return;
-    if (!expected.some((pattern) => pattern.test(message.text()))) problems.push(message.text());
-  });
-  page.on("request", (request) => {
-    const target = new URL(request.url());
-    const isOwn = target.origin === new URL(url).origin || target.protocol === "blob:";
-    if (!isOwn) problems.push(`request to ${request.url()}`);
-  });
-  try {
-    await page.goto(url + path);
-    await page.waitForSelector('#connection[data-state="ready"]');
-    await check(page, context);
-    assert.deepEqual(problems, []);
-  } finally {
-    await context.close();
-  }
-}
-
-function pageTest(name, options, check) {
-  test(name, { timeout: 4 * kTimeout }, () => withPage(options, check));
-}
-
-function scriptedTest(name, options, check) {
-  if (isScripted) pageTest(name, options, check);
-}
-
-async function picture(page, name) {
-  if (screenshots) await page.screenshot({ path: `${screenshots}/${name}.png` });
-}
-
-const send = async (page, text) => {
-  await page.fill("#input", text);
-  await page.press("#input", "Enter");
-};
-const lastAnswer = (page) => page.locator("article.assistant").last();
-const settled = async (page) => {
-  await page.waitForSelector("#send:visible");
-  await page.waitForSelector('article.assistant[aria-busy="true"]', { state: "detached" });
-};
-const say = async (page, text) => {
-  await send(page, text);
-  await settled(page);
-};
-const textOf = (page) => lastAnswer(page).locator("> .markdown").innerText();
-const settle = async (page, name, value) => {
-  await page.click("#open-settings");
-  const field = page.locator(`#settings-form [name="${name}"]`);
-  if (typeof value === "boolean") await field.setChecked(value);
-  else if (await field.evaluate((node) => node.tagName === "SELECT")) await field.selectOption(value);
-  else await field.fill(value);
-  await page.click('#settings-form button:has-text("Done")');
-};
-// The bodies of the chat requests that a page makes from now on.
-function watchBodies(page) {
-  const bodies = [];
-  page.on("request", (request) => {
-    if (request.url().endsWith("/v1/chat/completions")) bodies.push(request.postDataJSON());
-  });
-  return bodies;
-}
 
 // Answers for the page's own tests; a model of its own gets a question it can know.
 const kHello = isScripted ? "say hello" : "What is the capital of France?";
@@ -218,6 +118,7 @@ scriptedTest("tools are called, answered by the person, and the answer goes on",
   await settled(page);
   assert.equal(await textOf(page), "It is 18 degrees and sunny in Paris.");
   const [, assistant, weather, time] = bodies[1].messages;
+  assert.equal(assistant.reasoning_content, "I need the weather and the time.");
   assert.equal(assistant.tool_calls[0].function.name, "get_weather");
   assert.deepEqual(JSON.parse(assistant.tool_calls[1].function.arguments), { zone: "Europe/Paris" });
   assert.deepEqual(weather, { role: "tool", content: "18 degrees and sunny",
@@ -404,6 +305,17 @@ scriptedTest("an engine that fails in the middle leaves what was said", {}, asyn
   await say(page, "fail in the middle");
   assert.match(await textOf(page), /^This answer will not/);
   assert.match(await lastAnswer(page).locator(".problem").innerText(), /failed/i);
+});
+
+pageTest("a stream that ends without its mark is an error", {}, async (page) => {
+  if (!isScripted) await settle(page, "maxTokens", "10");
+  await page.route("**/v1/chat/completions", async (route) => {
+    const response = await route.fetch();
+    await route.fulfill({ response, body: (await response.text()).replace("data: [DONE]\n\n", "") });
+  });
+  await say(page, kHello);
+  await lastAnswer(page).locator(".problem").getByText("ended before the answer was complete").waitFor();
+  if (isScripted) assert.match(await textOf(page), /^Hello!/);
 });
 
 pageTest("a server that is away is said to be away, and found again",
