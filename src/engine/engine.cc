@@ -2,11 +2,13 @@
 
 #include "base/check.h"
 #include "engine/model_engine.h"
+#include "engine/scripted_engine.h"
 
 namespace millrace {
 
 Result<std::unique_ptr<Engine>> Engine::open(const EngineOptions& options, TokenTable tokens,
                                              const OpenProgress& progress) {
+  if (!options.script_file.empty()) return ScriptedEngine::open(options, std::move(tokens));
   return ModelEngine::open(options, std::move(tokens), progress);
 }
 

@@ -32,6 +32,9 @@ struct EngineOptions {
   std::optional<int64_t> block_size;
   std::optional<int64_t> num_blocks;      // of the cache, whatever the bytes; none: what fits
 
+  // Answers come from this file (docs/scripted-engine.md) instead of from a model: of the directory
+  // only config.json is read. Empty: they come from the model.
+  std::string script_file;
   // Where the run is recorded, prompts included, so that it can be replayed. Empty: it is not.
   std::string record_file;
   // A step that stays in one layer for longer is warned of, once. None: nobody looks.
@@ -44,6 +47,7 @@ struct EngineOptions {
 struct TokenTable {
   std::vector<std::string> bytes;       // of each token; a control token's literal
   std::vector<uint8_t> is_control;      // left out of the output where a request skips them
+  std::vector<uint8_t> is_added;        // stands for itself in a text, as </think> does
   std::vector<int32_t> compressed_ids;  // tokenizer/token_map.h
   std::vector<int32_t> eos_token_ids;   // empty: the one of config.json
 };
@@ -76,7 +80,7 @@ struct ExpertLoad {
   std::vector<int64_t> num_tokens;          // [num_layers, num_experts]
 };
 
-// What answers requests: a model (engine/model_engine.h).
+// What answers requests: a model (engine/model_engine.h), or a script (engine/scripted_engine.h).
 //
 // Threading: any thread may call everything. Streams must be gone before it is.
 class Engine {

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 
 #include "base/format.h"
 #include "engine/memory_plan.h"
+#include "engine/open_checks.h"
 #include "sys/fp_environment.h"
 #include "sys/memory.h"
 
@@ -15,60 +15,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kMaxBlockSize = 65536;
-
 int64_t now_ns() {
   return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
 }
 double to_ms(int64_t ns) { return double(ns) / 1e6; }
 double now_ms() { return to_ms(now_ns()); }
-
-Error out_of_range(const char* what, int64_t found, const std::string& expected) {
-  return {Code::kInvalidArgument, format(what, ": found ", found, ", expected ", expected)};
-}
-
-Status check(const EngineOptions& options) {
-  if (options.prefill_chunk < 1) return out_of_range("chunk", options.prefill_chunk, "at least 1");
-  if (options.max_num_seqs < 1 || options.max_num_seqs > kMaxNumSeqs) {
-    return out_of_range("max_num_seqs", options.max_num_seqs, format("1 to ", kMaxNumSeqs));
-  }
-  if (options.block_size && (*options.block_size < 1 || *options.block_size > kMaxBlockSize)) {
-    return out_of_range("block_size", *options.block_size, format("1 to ", kMaxBlockSize));
-  }
-  if (options.num_blocks && *options.num_blocks < 1) {
-    return out_of_range("num_blocks", *options.num_blocks, "at least 1");
-  }
-  if (options.kv_bytes && *options.kv_bytes < 0) {
-    return out_of_range("kv_bytes", *options.kv_bytes, "at least 0");
-  }
-  if (!options.record_file.empty() && !std::isfinite(options.max_step_ms)) {
-    return Error{Code::kInvalidArgument, format("max_step_ms: found ", options.max_step_ms,
-                                                ", expected a finite time in a recording")};
-  }
-  if (options.watchdog_seconds && !(*options.watchdog_seconds > 0)) {
-    return Error{Code::kInvalidArgument, format("watchdog_seconds: found ",
-                                                *options.watchdog_seconds, ", expected more than 0")};
-  }
-  return {};
-}
-
-// Every id of the vocabulary gets an entry, also those that the tokenizer does not know.
-Status complete(const ModelConfig& config, TokenTable& tokens) {
-  if (int64_t(tokens.bytes.size()) > config.vocab_size) {
-    return Error{Code::kInvalidArgument, format("tokenizer: found ", tokens.bytes.size(),
-                                                " tokens, expected at most vocab_size, ",
-                                                config.vocab_size)};
-  }
-  tokens.bytes.resize(size_t(config.vocab_size));
-  tokens.is_control.resize(size_t(config.vocab_size), 0);
-  if (tokens.eos_token_ids.empty()) tokens.eos_token_ids = {int32_t(config.eos_token_id)};
-  for (int32_t id : tokens.eos_token_ids) {
-    if (id < 0 || id >= config.vocab_size) {
-      return out_of_range("eos_token_id", id, format("0 to ", config.vocab_size - 1));
-    }
-  }
-  return {};
-}
 
 int64_t mapped_bytes(const Checkpoint& checkpoint) {
   int64_t bytes = 0;
@@ -117,16 +68,11 @@ class ModelEngine::Monitor : public LayerMonitor {
 
 Result<std::unique_ptr<Engine>> ModelEngine::open(const EngineOptions& options, TokenTable tokens,
                                                   const OpenProgress& progress) {
-  RETURN_IF_ERROR(check(options));
+  RETURN_IF_ERROR(validate(options));
   ASSIGN_OR_RETURN(std::unique_ptr<LoadedModel> model,
                    LoadedModel::open(options.load, std::move(tokens.compressed_ids), progress));
   const ModelConfig& config = model->config();
-  const int64_t longest = options.max_model_len.value_or(config.max_position_embeddings);
-  if (longest < 1 || longest > config.max_position_embeddings) {
-    return out_of_range("max_model_len", longest,
-                        format("1 to ", config.max_position_embeddings,
-                               ", the checkpoint's max_position_embeddings"));
-  }
+  RETURN_IF_ERROR(check_max_model_len(options, config));
   RETURN_IF_ERROR(complete(config, tokens));
 
   const KvLayout layout = kv_layout(config, kv_format_of(model->model().numerics),
@@ -168,7 +114,7 @@ Result<std::unique_ptr<Engine>> ModelEngine::open(const EngineOptions& options, 
 }
 
 ModelEngine::ModelEngine(std::unique_ptr<LoadedModel> model, TokenTable tokens, KvStore store,
-               const SchedulerOptions& options, Recorder recorder)
+                         const SchedulerOptions& options, Recorder recorder)
     : model_(std::move(model)),
       tokens_(std::move(tokens)),
       store_(std::move(store)),

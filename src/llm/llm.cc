@@ -84,9 +84,11 @@ TokenTable make_token_table(const Tokenizer& tokenizer, std::vector<int32_t> eos
   TokenTable table;
   table.bytes.reserve(size_t(tokenizer.vocab_size()));
   table.is_control.reserve(size_t(tokenizer.vocab_size()));
+  table.is_added.reserve(size_t(tokenizer.vocab_size()));
   for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
     table.bytes.emplace_back(tokenizer.token_bytes(id));
     table.is_control.push_back(tokenizer.is_special(id));
+    table.is_added.push_back(tokenizer.is_added(id));
   }
   table.compressed_ids = make_token_map(tokenizer).compressed_ids;
   table.eos_token_ids = std::move(eos_token_ids);

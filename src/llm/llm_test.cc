@@ -273,6 +273,43 @@ TEST(LlmOpen, NamesTheFileThatIsMissingOrWrong) {
   EXPECT_THAT(llm.error().message, HasSubstr("/tests/tokenizer.json"));
 }
 
+TEST(LlmOpen, AScriptAnswersWhereThereAreNoWeights) {
+  std::string name = testing::TempDir() + "millrace-llm-XXXXXX";
+  MR_CHECK(::mkdtemp(name.data()) != nullptr);
+  const fs::path folder = name;
+  for (const char* file : {"config.json", "tokenizer.json"}) {
+    fs::copy_file(fs::path(MILLRACE_SOURCE_DIR "/models/nano") / file, folder / file);
+  }
+  ASSERT_TRUE(write_file(folder / "script.jsonl",
+                         R"({"key": "weather", "pieces": [{"text": "Hm.</think>Let me see.\n\n)"
+                         R"(<｜DSML｜ calls>\n<｜DSML｜ invoke name=\"get_weather\">\n)"
+                         R"(<｜DSML｜ parameter name=\"city\" string=\"true\">Paris)"
+                         R"(</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ calls>"}]})"
+                         "\n"
+                         R"({"pieces": [{"text": "</think>"}, {"base64": "4oI="}, {"base64": "rCE="}]})")
+                  .ok());
+  EngineOptions options;
+  options.load.model_dir = folder.string();
+  options.script_file = (folder / "script.jsonl").string();
+  const auto opened = Llm::open(options);
+  ASSERT_TRUE(opened.has_value()) << opened.error().message;
+  Llm& llm = *opened.value();
+  const auto answer = [&](std::string_view json) {
+    AnswerRequest request;
+    request.prompt = llm.encode_chat(parse_chat_request(json).value()).value();
+    return llm.generate(std::move(request)).value();
+  };
+  const Answer call = answer(kWeather);
+  EXPECT_EQ(call.reply.reasoning, "Hm.");
+  EXPECT_EQ(call.reply.content, "Let me see.");
+  ASSERT_EQ(call.reply.tool_calls.size(), 1u);
+  EXPECT_EQ(call.reply.tool_calls[0].arguments, R"({"city": "Paris"})");
+  EXPECT_EQ(call.finish_reason, "tool_calls");
+  EXPECT_GT(call.num_reasoning_tokens, 0);
+  EXPECT_EQ(answer(kCapital).reply.content, "\u20ac!") << "a character in two pieces";
+  fs::remove_all(folder);
+}
+
 // The toy with one file changed.
 class OtherToy {
  public:

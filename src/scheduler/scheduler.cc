@@ -70,8 +70,7 @@ int64_t Scheduler::max_step_rows() const {
 
 // --- Events -------------------------------------------------------------------------------------
 
-Status Scheduler::check(const Request& request) const {
-  const int64_t vocab_size = tokens_.vocab_size();
+Status check_request(const Request& request, int64_t vocab_size, int64_t max_model_len) {
   const int64_t num_prompt_tokens = int64_t(request.prompt_token_ids.size());
   RETURN_IF_ERROR(validate(request.sampling, vocab_size));
   if (num_prompt_tokens == 0) {
@@ -86,9 +85,9 @@ Status Scheduler::check(const Request& request) const {
   }
   // Compared by subtraction: max_tokens may be any number.
   const int64_t max_tokens = request.sampling.max_tokens.value_or(1);
-  if (max_tokens > max_model_len_ - num_prompt_tokens) {
+  if (max_tokens > max_model_len - num_prompt_tokens) {
     return Error{Code::kInvalidArgument,
-                 format("the maximum context length is ", max_model_len_, " tokens, found ",
+                 format("the maximum context length is ", max_model_len, " tokens, found ",
                         num_prompt_tokens, " in the prompt and ", max_tokens, " to generate")};
   }
   if (!request.sampling.seed && request.sampling.temperature >= kGreedyTemperature) {

@@ -50,6 +50,9 @@ struct SchedulerOptions {
 inline constexpr int64_t kMaxNumSeqs = 4096;
 inline constexpr int64_t kMaxBlockSize = int64_t{1} << 20;
 
+// Refuses a request that makes no sense, or that would not fit if it were alone.
+Status check_request(const Request& request, int64_t vocab_size, int64_t max_model_len);
+
 // Plans one step at a time: plan(), run it, commit(). What is running in between is not touched by
 // the events that may arrive in between: arrivals, cancels and pauses.
 //
@@ -79,7 +82,9 @@ class Scheduler {
   Scheduler& operator=(const Scheduler&) = delete;
 
   // What on_arrival() refuses whatever else is there. From any thread: it reads what never changes.
-  Status check(const Request& request) const;
+  Status check(const Request& request) const {
+    return check_request(request, tokens_.vocab_size(), max_model_len_);
+  }
   // Refuses a request that makes no sense, or that would not fit if it were alone
   // (kInvalidArgument), or that finds the queue full (kExhausted). A refused one gets no events.
   Status on_arrival(RequestHandle handle, Request request, double now_ms);
