@@ -14,7 +14,7 @@ namespace millrace::net {
 // whoever holds the loop while it does not run.
 class EventLoop {
  public:
-  // Calls its task once, unless it is destroyed before.
+  // Calls its task once, unless it is destroyed before. Must not outlive the loop.
   class Timer {
    public:
     Timer();
@@ -36,6 +36,7 @@ class EventLoop {
   // Until stop(), even with nothing to do.
   void run();
   void stop();
+  // Runs its task in a later turn, in the order of the calls. Wakes the loop only if it sleeps.
   void post(std::function<void()> task);
   [[nodiscard]] Timer after(std::chrono::nanoseconds delay, std::function<void()> task);
 

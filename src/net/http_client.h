@@ -1,6 +1,7 @@
 #pragma once
 
-// An HTTP/1.1 client for many requests at once: connections are kept and used again.
+// An HTTP/1.1 client for many requests at once: connections are kept and used again. A request that
+// finds its kept connection closed before the first byte of an answer is sent once more.
 
 #include <cstdint>
 #include <functional>

@@ -50,21 +50,22 @@ class HttpExchange {
   virtual std::string take_body() = 0;  // of the request, to be freed when it is read
   virtual void respond(HttpResponse response) = 0;
 
-  // An answer in pieces, each sent at once. A stream must end: without end_stream() the client sees
-  // that it was cut off.
+  // An answer in pieces: what is written in one turn of the loop is sent behind it, in one call. A
+  // stream must end: without end_stream() the client sees that it was cut off.
   virtual void begin_stream(int status, Headers headers) = 0;
   virtual void write(std::string_view bytes) = 0;
   virtual void end_stream() = 0;
-  virtual void abort() = 0;  // closes the connection
+  virtual void abort() = 0;  // closes the connection; what is pending is dropped
 
   // Written, and not yet taken by the system: of a reader that is slow.
   virtual size_t num_pending_bytes() const = 0;
-  virtual bool is_open() const = 0;  // the answer is not complete and the client is there
+  virtual bool is_open() const = 0;  // the answer is not given and the client is there
 
-  // Called at most once each, never from within a call of this class: the client has gone before
-  // its answer was complete; everything written has been taken by the system (after each time that
-  // something was pending, as long as it is set).
+  // Never called from within a call of this class, nor after respond(), end_stream() and abort().
+  // The client has gone before its answer was given: once, also for who asks when it has already
+  // happened. A client that shuts down its side of the connection counts as gone.
   virtual void on_close(std::function<void()> callback) = 0;
+  // Everything written has been taken by the system: each time, as long as it is set.
   virtual void on_drained(std::function<void()> callback) = 0;
 };
 
@@ -73,17 +74,19 @@ struct ExchangeRecord {
   int status = 0;  // 0: the client went before there was one
   size_t num_request_bytes = 0, num_response_bytes = 0;  // of bodies
   std::chrono::nanoseconds duration{0};  // from the end of the request's header
-  bool is_complete = false;              // the client got everything
+  bool is_complete = false;              // all of the answer went to the system in time
 };
 
 struct HttpHandlers {
   // A request is there, body and all.
   std::function<void(std::shared_ptr<HttpExchange>)> on_request;
-  // Its header is there: an answer refuses it before the body is read, and closes the connection.
-  // May add headers for those that see the request later.
+  // Its header is there: an answer refuses it before the body is read, and closes the connection
+  // if there is one. May add headers for those that see the request later.
   std::function<std::optional<HttpResponse>(HttpRequest&)> on_header;
   // The body of an error that the server itself finds: malformed, too large, too slow.
   std::function<HttpResponse(int status, const std::string& message)> make_error;
+  // Of every request whose header was complete, and of every error. Method and path are empty as far
+  // as they were not read.
   std::function<void(const HttpRequest&, const ExchangeRecord&)> on_done;
 };
 

@@ -116,7 +116,7 @@ void RequestReader::reset() {
   request_.method.clear();
   request_.path.clear();
   target_.clear();
-  is_http_1_0_ = false;
+  is_http_1_0_ = keeps_alive_ = false;
   num_scanned_ = line_begin_ = num_lines_ = 0;
   status_ = 0;
   message_.clear();
@@ -230,6 +230,7 @@ void RequestReader::check_header() {
       return fail(417, "the only Expect is 100-continue");
     }
   }
+  keeps_alive_ = parser_->keep_alive();  // whatever trailers say
   state_ = State::kHeaderDone;
 }
 
@@ -271,8 +272,6 @@ std::optional<uint64_t> RequestReader::content_length() const {
   const boost::optional<uint64_t> length = parser_->content_length();
   return length ? std::optional<uint64_t>(*length) : std::nullopt;
 }
-
-bool RequestReader::keeps_alive() const { return parser_->keep_alive(); }
 
 bool RequestReader::expects_continue() const {
   return !is_http_1_0_ && has_body() && request_.header("expect") != nullptr;

@@ -46,7 +46,7 @@ class RequestReader {
   bool has_body() const;
   std::optional<uint64_t> content_length() const;
   bool is_http_1_0() const { return is_http_1_0_; }
-  bool keeps_alive() const;
+  bool keeps_alive() const { return keeps_alive_; }
   bool expects_continue() const;
 
   int status() const { return status_; }
@@ -65,7 +65,7 @@ class RequestReader {
   State state_ = State::kHeader;
   HttpRequest request_;
   std::string target_;
-  bool is_http_1_0_ = false;
+  bool is_http_1_0_ = false, keeps_alive_ = false;
   size_t num_scanned_ = 0;  // of the header, looked at
   size_t line_begin_ = 0;
   size_t num_lines_ = 0;
