@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "request/sampling_params.h"
+#include "server/options.h"
 #include "synth/synth.h"
 
 namespace millrace {
@@ -26,6 +27,7 @@ struct ModelFlags {
   int64_t chunk = 256;
   std::optional<int64_t> max_model_len;  // none: what fits
   std::string record_file;  // empty: the run is not recorded
+  std::string script_file;  // answers come from there; empty: from the model
 };
 
 // Of an engine that answers many at once; as in engine/engine.h.
@@ -100,6 +102,18 @@ struct BatchCommandOptions {
   int64_t max_logprobs = 20;
 };
 int run_batch(const BatchCommandOptions& options);
+
+struct ServeCommandOptions {
+  ModelFlags model;
+  EngineFlags engine;
+  ServerOptions server;
+  std::string engine_name = "model";  // or scripted=FILE
+  std::vector<std::string> api_keys;  // beside those of the file and the environment
+  std::string api_key_file, admin_key;
+  std::string certificate_file, key_file, ca_file, ciphers;
+  bool requires_client_certificate = false;
+};
+int run_serve(const ServeCommandOptions& options);
 
 struct ForwardCommandOptions {
   ModelFlags model;

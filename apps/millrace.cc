@@ -19,6 +19,8 @@
 #include "base/format.h"
 #include "commands.h"
 #include "console.h"
+#include "flag_groups.h"
+#include "serve_flags.h"
 #include "engine/loaded_model.h"
 #include "model_flags.h"
 #include "request/request.h"
@@ -29,130 +31,10 @@
 namespace millrace {
 namespace {
 
-constexpr const char* kModelHelp =
-    "model directory in the released format; default: models/nano, which comes with the program";
-
-// CLI11 lets integers wrap that do not fit, and reads 010 as eight.
-template <class Integer>
-CLI::Validator integer(Integer least = std::numeric_limits<Integer>::min(),
-                       Integer most = std::numeric_limits<Integer>::max()) {
-  const auto check = [least, most](std::string& text) {
-    Integer number = 0;
-    if (!parse_number(text, number) || number < least || number > most) {
-      return format("found \"", text, "\", expected an integer from ", least, " to ", most);
-    }
-    text = std::to_string(number);
-    return std::string();
-  };
-  return CLI::Validator(check, "");
-}
-
 std::string check_token_ids(const std::string& list) {
   const Result<std::vector<int32_t>> ids = parse_token_ids(list);
   if (!ids.has_value()) return ids.error().message;
   return ids.value().empty() ? "found no tokens, expected at least one" : "";
-}
-
-std::string check_path(const std::string& path) {
-  return path.empty() ? "found an empty name, expected a path" : "";
-}
-
-void add_compute_flags(CLI::App& command, int& num_threads, std::string& isa) {
-  const std::string group = "Model";
-  command
-      .add_option("-t,--threads", num_threads,
-                  "threads to compute with; default: all there are")
-      ->transform(integer<int>(1, kMaxThreads))
-      ->type_name("N")
-      ->group(group);
-  command
-      .add_option("--isa", isa,
-                  "kernel table (inspect --machine lists them); default: the best. It never changes "
-                  "the result")
-      ->check([](const std::string& name) {
-        const Result<const KernelTable*> table = choose_kernels(name);
-        return table.has_value() ? std::string() : table.error().message;
-      })
-      ->type_name("NAME")
-      ->group(group);
-}
-
-void add_model_flags(CLI::App& command, ModelFlags& flags) {
-  const std::string group = "Model";
-  command
-      .add_option("--model", flags.model_dir, kModelHelp)
-      ->check(check_path)
-      ->type_name("DIR")
-      ->group(group);
-  command
-      .add_option("--numerics", flags.numerics,
-                  "reference: the published roundings; fp32: no rounding and no quantisation beyond "
-                  "the stored weights")
-      ->check(CLI::IsMember({"reference", "fp32"}).description(""))
-      ->type_name("MODE")
-      ->capture_default_str()
-      ->group(group);
-  add_compute_flags(command, flags.num_threads, flags.isa);
-  command
-      .add_option("--chunk", flags.chunk,
-                  "prompt tokens that are computed at once; it never changes the result")
-      ->transform(integer<int64_t>(1, int64_t(1) << 20))
-      ->type_name("N")
-      ->capture_default_str()
-      ->group(group);
-}
-
-void add_context_flag(CLI::App& command, ModelFlags& flags) {
-  const auto read = [&flags](const std::string& text) {
-    int64_t number = 0;
-    flags.max_model_len.reset();
-    if (parse_number(text, number)) flags.max_model_len = number;
-  };
-  const auto check = [](std::string& text) {
-    return text == "auto" ? "" : integer<int64_t>(1)(text);
-  };
-  command
-      .add_option_function<std::string>(
-          "-c,--max-model-len,--ctx-size", read,
-          "most tokens of prompt and answer; default: auto, what the checkpoint allows and memory "
-          "has room for")
-      ->check(CLI::Validator(check, ""))
-      ->type_name("N")
-      ->group("Model");
-}
-
-void add_record_flag(CLI::App& command, ModelFlags& flags) {
-  command
-      .add_option("--record", flags.record_file,
-                  "write what the run sees and decides, prompts included, for replay")
-      ->check(check_path)
-      ->type_name("FILE")
-      ->group("Output");
-}
-
-std::string check_step_ms(const std::string& text) {
-  double number = 0;
-  const bool is_fine = parse_number(text, number) && number > 0 && number <= 1e9;
-  return is_fine ? "" : format("found \"", text, "\", expected milliseconds above 0, at most 1e9");
-}
-
-void add_engine_flags(CLI::App& command, EngineFlags& flags) {
-  const std::string group = "Engine (no flag changes an answer)";
-  const auto add = [&](const char* name, auto& value, const char* help) {
-    return command.add_option(name, value, help)->type_name("N")->group(group);
-  };
-  add("--max-num-seqs", flags.max_num_seqs, "sequences that are computed together")
-      ->transform(integer<int64_t>(1, kMaxNumSeqs))
-      ->capture_default_str();
-  add("--max-num-batched-tokens", flags.max_num_batched_tokens, "tokens of one step")
-      ->transform(integer<int64_t>(1, int64_t(1) << 20))
-      ->capture_default_str();
-  add("--max-step-ms", flags.max_step_ms,
-      "milliseconds of a step while answers are being written; prompts take what is left")
-      ->check(check_step_ms)
-      ->capture_default_str();
-  add("--kv-bytes", flags.kv_bytes, "for the state of sequences; default: what memory leaves")
-      ->transform(integer<int64_t>(0));
 }
 
 void add_sampling_flags(CLI::App& command, SamplingFlags& flags) {
@@ -593,12 +475,14 @@ int run(int argc, char** argv) {
   GenerateOptions generate;
   ReplayOptions replay;
   BatchCommandOptions batch;
+  ServeCommandOptions serve;
   ForwardCommandOptions forward;
   InspectOptions inspect;
   SynthCommandOptions synth;
   TokenizeOptions tokenize;
   DetokenizeOptions detokenize;
   std::string encode_file = "-", parse_file = "-";
+  add_serve(app, serve, action);
   add_chat(app, chat, action);
   add_generate(app, generate, action);
   add_replay(app, replay, action);

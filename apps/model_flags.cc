@@ -59,6 +59,7 @@ Result<std::unique_ptr<Llm>> open_llm(const ModelFlags& flags, const EngineFlags
   options.prefill_chunk = flags.chunk;
   options.max_model_len = flags.max_model_len;
   options.record_file = flags.record_file;
+  options.script_file = flags.script_file;
   options.max_num_seqs = engine.max_num_seqs;
   options.max_num_batched_tokens = engine.max_num_batched_tokens;
   options.max_waiting = engine.max_waiting;

@@ -1,0 +1,83 @@
+#include "server/log.h"
+
+#include <cstdlib>
+#include <memory>
+
+#include <spdlog/async.h>
+#include <spdlog/async_logger.h>
+#include <spdlog/sinks/stdout_sinks.h>
+
+#include "chat/json_writer.h"
+
+namespace millrace {
+namespace {
+
+constexpr size_t kMaxLines = 8192;  // that wait to be written
+
+spdlog::level::level_enum spdlog_level(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug: return spdlog::level::debug;
+    case LogLevel::kInfo: return spdlog::level::info;
+    case LogLevel::kWarning: return spdlog::level::warn;
+    case LogLevel::kError: return spdlog::level::err;
+  }
+  return spdlog::level::info;
+}
+
+spdlog::level::level_enum level_of_environment() {
+  const char* name = std::getenv("MILLRACE_LOG_LEVEL");
+  return name == nullptr ? spdlog::level::info : spdlog::level::from_str(name);
+}
+
+}  // namespace
+
+struct Log::Impl {
+  std::shared_ptr<spdlog::details::thread_pool> writer;
+  std::shared_ptr<spdlog::async_logger> logger;
+  bool json;
+};
+
+Log::Log(bool json) : impl_(new Impl) {
+  impl_->json = json;
+  impl_->writer = std::make_shared<spdlog::details::thread_pool>(kMaxLines, 1);
+  impl_->logger = std::make_shared<spdlog::async_logger>(
+      "millrace", std::make_shared<spdlog::sinks::stderr_sink_mt>(), impl_->writer,
+      spdlog::async_overflow_policy::overrun_oldest);
+  impl_->logger->set_level(level_of_environment());
+  impl_->logger->set_pattern(json ? R"({"time": "%Y-%m-%dT%H:%M:%S.%e%z", "level": "%l", %v})"
+                                  : "%Y-%m-%d %H:%M:%S.%e %L %v");
+}
+
+Log::~Log() {
+  impl_->logger.reset();
+  impl_->writer.reset();  // writes what is left
+  delete impl_;
+}
+
+void Log::write(LogLevel level, std::string_view message, const Fields& fields) {
+  const spdlog::level::level_enum wanted = spdlog_level(level);
+  if (!impl_->logger->should_log(wanted)) return;
+  std::string line;
+  if (impl_->json) {
+    JsonWriter json;
+    json.begin_object().member("message", message);
+    for (const auto& [name, value] : fields) json.member(name, value);
+    line = json.end_object().text();
+    line = line.substr(1, line.size() - 2);  // the pattern has the braces
+  } else {
+    line = message;
+    for (const auto& [name, value] : fields) {
+      line += ' ';
+      line += name;
+      line += '=';
+      line += value;
+    }
+    // One line is one event, whatever a client sent.
+    for (char& c : line) {
+      if (uint8_t(c) < 0x20 || c == 0x7f) c = '?';
+    }
+  }
+  impl_->logger->log(wanted, "{}", line);
+}
+
+}  // namespace millrace
