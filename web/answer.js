@@ -85,7 +85,7 @@ const kParts = [
 ];
 
 // Where two answers to the same request differ first: {part, at, expected, found}, the texts around
-// the place; null if all that the server said is equal. Ids of calls are drawn, so they do not count.
+// the place; null if all that the server said is equal. Ids of calls are drawn and do not count.
 export function firstDifference(expected, found) {
   for (const [part, text] of kParts) {
     const [a, b] = [text(expected), text(found)];

@@ -122,12 +122,17 @@ byId("switch-theme").addEventListener("click", () => {
   settings.set("theme", isDark ? "light" : "dark");
 });
 
+function focusInput() {
+  if (byId("chat").hidden) newChat();
+  else chat.input.focus();
+}
+
 addEventListener("keydown", (event) => {
   if (document.querySelector("dialog[open]")) return;
   const isTyping = event.target.matches?.("input, textarea, select");
   if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") newChat();
   else if (event.key === "Escape" && !byId("chat").hidden) chat.stop();
-  else if (event.key === "/" && !isTyping) location.hash === "#/engine" ? newChat() : chat.input.focus();
+  else if (event.key === "/" && !isTyping) focusInput();
   else if (event.key === "?" && !isTyping) byId("help-dialog").showModal();
   else return;
   event.preventDefault();

@@ -84,7 +84,8 @@ export class Chat {
 
   connectFiles() {
     byId("export").addEventListener("click", () => {
-      const url = URL.createObjectURL(new Blob([this.store.exported()], { type: "application/json" }));
+      const blob = new Blob([this.store.exported()], { type: "application/json" });
+      const url = URL.createObjectURL(blob);
       h("a", { href: url, download: "millrace-conversations.json" }).click();
       URL.revokeObjectURL(url);
     });

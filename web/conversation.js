@@ -3,7 +3,7 @@
 //
 // Nodes are in the order of their making. By role:
 //   user       {content}
-//   assistant  {reasoning, content, toolCalls, finishReason, usage, timing, request, stopped, error}
+//   assistant  {reasoning, content, toolCalls, finishReason, usage, timing, request, error, stopped}
 //   tool       {results: [{id, name, content}]}: one for each call of the parent
 
 const kTitleLength = 48;
@@ -122,8 +122,8 @@ function checkedNode(node, known) {
     const toolCalls = node.toolCalls.map((c) => (
       { id: String(c.id), name: String(c.name), arguments: String(c.arguments) }));
     const { reasoning, content, finishReason = null, request = null, error = null } = node;
-    return { id, parent, role, reasoning, content, toolCalls, request, stopped: node.stopped === true,
-             finishReason: finishReason && String(finishReason),
+    return { id, parent, role, reasoning, content, toolCalls, request,
+             stopped: node.stopped === true, finishReason: finishReason && String(finishReason),
              usage: figures(node.usage), timing: figures(node.timing),
              error: error && { message: String(error.message), status: Number(error.status) } };
   }

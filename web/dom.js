@@ -73,12 +73,13 @@ export function copyButton(label, text) {
 export function ask(question, { field = null, type = "text", value = "", confirm = "OK" } = {}) {
   const input = field && h("input", { type, name: "value", autocomplete: "off", required: true });
   if (input) input.value = value;
+  const cancelButton = h("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
+  const confirmButton = h("button", { class: "primary", value: "confirm", autofocus: !input },
+                          confirm);
   const form = h("form", { method: "dialog" },
     h("h2", {}, question),
     input && h("label", {}, field, input),
-    h("div", { class: "buttons" },
-      h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"),
-      h("button", { class: "primary", value: "confirm", autofocus: input ? null : true }, confirm)));
+    h("div", { class: "buttons" }, cancelButton, confirmButton));
   const dialog = h("dialog", { class: "small-dialog", "aria-label": question }, form);
   document.body.append(dialog);
   dialog.showModal();

@@ -150,7 +150,7 @@ export class EnginePage {
   }
 
   showLatencies(latencies) {
-    const cell = (value) => h("td", {}, value === null || value === undefined ? "–" : seconds(value));
+    const cell = (value) => h("td", {}, Number.isFinite(value) ? seconds(value) : "–");
     byId("latencies").replaceChildren(...kLatencies.map(([key, name]) => (
       h("tr", {}, h("th", { scope: "row" }, name),
         ...["p50", "p90", "p99"].map((p) => cell(latencies?.[key]?.[p]))))));

@@ -121,7 +121,8 @@ function listAt(lines, at, open, depth) {
   }
   const blocks = items.map((inside, i) => (
     blocksOf(inside, open && end === lines.length && i === items.length - 1, depth + 1)));
-  return [{ type: "list", ordered, start: ordered ? parseInt(first, 10) : null, items: blocks }, end];
+  const start = ordered ? parseInt(first, 10) : null;
+  return [{ type: "list", ordered, start, items: blocks }, end];
 }
 
 // The lines of one item without their indent, and where the next begins.

@@ -93,7 +93,8 @@ export class AssistantView {
     this.thinking.addEventListener("toggle", () => this.updateThought());
     this.content = new MarkdownView();
     this.calls = h("div", { class: "calls" });
-    this.waiting = h("p", { class: "waiting" }, h("span", { class: "pulse" }), "Waiting for the first token");
+    this.waiting = h("p", { class: "waiting" }, h("span", { class: "pulse" }),
+                     "Waiting for the first token");
     this.problem = h("div", { class: "problem", role: "alert", hidden: true });
     this.figures = h("p", { class: "figures" });
     this.copy = copyButton("Copy answer", () => node.content);
@@ -159,9 +160,10 @@ export class AssistantView {
     const { error } = this.node;
     this.problem.hidden = error === null;
     if (error === null || this.problem.hasChildNodes()) return;
-    const title = error.status === 0 ? "The server is away" :
-      error.status === 401 ? "The server wants a key" : `The server refused (${error.status})`;
-    const act = error.status === 401
+    const { status } = error;
+    const title = status === 0 ? "The server is away" : status === 401 ? "The server wants a key"
+      : `The server ${status < 500 ? "refused" : "failed"} (${status})`;
+    const act = status === 401
       ? h("button", { type: "button", onclick: () => this.actions.key(this.node) }, "Enter the key")
       : h("button", { type: "button", onclick: () => this.actions.retry(this.node) }, "Try again");
     this.problem.append(h("strong", {}, title), h("p", {}, error.message), act);

@@ -61,7 +61,8 @@ export class RepeatDialog {
     const state = h("td", {}, "running …");
     const size = h("td", {});
     const time = h("td", {});
-    this.rows.append(h("tr", {}, h("td", {}, String(index + 1)), state, h("td", {}, how), size, time));
+    const run = h("td", {}, String(index + 1));
+    this.rows.append(h("tr", {}, run, state, h("td", {}, how), size, time));
     const startedAt = now();
     const answer = new Answer(startedAt);
     for await (const chunk of this.api.chat(this.body, this.controller.signal)) {

@@ -31,11 +31,11 @@ export class Sidebar {
   show(conversations, current, isRunning) {
     this.list.replaceChildren(...conversations.map((conversation) => {
       const title = conversation.title || "Untitled";
+      const pulse = isRunning(conversation) && h("span", { class: "pulse", title: "answering" });
       return h("li", { class: conversation === current ? "current" : null },
         h("a", { href: `#/chat/${conversation.id}`, title,
                  "aria-current": conversation === current ? "page" : null,
-                 onclick: () => this.setOpen(false) },
-          isRunning(conversation) ? h("span", { class: "pulse", title: "answering" }) : null, title),
+                 onclick: () => this.setOpen(false) }, pulse || null, title),
         iconButton("edit", `Rename ${title}`, () => this.rename(conversation)),
         iconButton("trash", `Delete ${title}`, () => this.remove(conversation)));
     }));

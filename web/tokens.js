@@ -82,7 +82,8 @@ export class TokenDialog {
   add(tokens) {
     for (const token of tokens) {
       if (token.part !== this.part?.name) {
-        const list = h("div", { class: "token-flow", role: "listbox", "aria-orientation": "horizontal",
+        const list = h("div", { class: "token-flow", role: "listbox",
+                                "aria-orientation": "horizontal",
                                 "aria-label": `Tokens of ${token.part}` });
         this.part = { name: token.part, list };
         this.flow.append(h("h3", {}, token.part), list);
@@ -104,7 +105,8 @@ export class TokenDialog {
   // One stop of the tab key for all tokens; arrows go from one to the next.
   move(event) {
     const at = Number(event.target.dataset.index);
-    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: this.nodes.length - 1 }[event.key];
+    const to = { ArrowRight: at + 1, ArrowLeft: at - 1,
+                 Home: 0, End: this.nodes.length - 1 }[event.key];
     if (to === undefined || !(to in this.nodes)) return;
     event.preventDefault();
     this.nodes[to].focus();

@@ -2,7 +2,7 @@
 //
 //   (cd tests/e2e/web && npm ci)
 //   node tests/e2e/web_test.mjs                      against the mock server of tests/e2e/web
-//   node tests/e2e/web_test.mjs URL                  a server that answers from scenarios.mjs
+//   node tests/e2e/web_test.mjs URL                  a server with the script of web/script.mjs
 //   node tests/e2e/web_test.mjs URL --any-model      a server whose model says what it likes; the
 //                                                    tests that need given texts are left out
 //   --screenshots FOLDER                             keeps pictures of the page
@@ -304,7 +304,8 @@ pageTest("what the server refuses stands in the conversation", { expected: [/400
 scriptedTest("an engine that fails in the middle leaves what was said", {}, async (page) => {
   await say(page, "fail in the middle");
   assert.match(await textOf(page), /^This answer will not/);
-  assert.match(await lastAnswer(page).locator(".problem").innerText(), /failed/i);
+  assert.match(await lastAnswer(page).locator(".problem").innerText(),
+               /^The server failed \(500\)\n[^]* fail/);
 });
 
 pageTest("a stream that ends without its mark is an error", {}, async (page) => {
@@ -545,8 +546,8 @@ pageTest("tokens show their probability and what else they could have been", {},
   assert.ok(count > 5);
   if (isScripted) {
     assert.deepEqual(await page.locator("#tokens-flow h3").allTextContents(), ["thinking", "answer"]);
-    assert.deepEqual(await page.locator(".token-flow").nth(1).locator(".token").allTextContents(),
-                     ["It", " is", " **42**."]);
+    const answer = await page.locator(".token-flow").nth(1).locator(".token").allTextContents();
+    assert.match(answer.join(""), /It is \*\*42\*\*\./);  // special tokens may stand around it
   }
   await tokens.nth(3).hover();
   await page.locator("#token-detail").getByText("token 4 of").waitFor();
@@ -623,12 +624,14 @@ pageTest("the engine page shows the counters live and pauses when nobody looks",
   else await say(page, kHello);
   await page.click("#to-engine");
   const card = (name) => page.locator("#figures").getByLabel(name, { exact: true });
+  // The scripted engine computes nothing: no rows, no blocks, no experts.
+  const hasModel = mock !== null || !isScripted;
   const number = async (name) => Number(await card(name).locator("strong").innerText());
   if (isScripted) {
     await page.waitForFunction(() => (
       parseFloat(document.querySelector('#figures [aria-label="Output"] strong').textContent) > 0));
     assert.equal(await number("Running"), 1);
-    assert.ok(await number("Batch") >= 1);
+    if (hasModel) assert.ok(await number("Batch") >= 1);
   }
   await page.locator("#server").getByText("Numerics").waitFor();
   if (screenshots) await page.waitForTimeout(4000);
@@ -639,17 +642,20 @@ pageTest("the engine page shows the counters live and pauses when nobody looks",
   assert.match(await card("KV cache").locator(".note").innerText(), /of [\d,]+ blocks, [\d,]+ tokens, \d+/);
   await page.waitForSelector('#figures [aria-label="Output"] path.line[d^="M"]', { state: "attached" });
 
-  await page.locator("#experts-canvas").hover({ position: { x: 30, y: 20 } });
-  assert.match(await page.innerText("#expert"), /^layer \d+, expert \d+: [\d,]+ tokens$/);
-  await page.locator("#experts summary").click();
-  assert.ok(await page.locator("#experts-table tr").count() > 0);
-  await page.selectOption("#experts-span", "minute");
-  const painted = await page.evaluate(() => {
-    const canvas = document.getElementById("experts-canvas");
-    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-    return data.some((value) => value > 0);
-  });
-  if (isScripted) assert.ok(painted);
+  assert.equal(await page.locator("#experts").isVisible(), hasModel);
+  if (hasModel) {
+    assert.ok(await page.evaluate(() => {
+      const canvas = document.getElementById("experts-canvas");
+      const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+      return data.some((value) => value > 0);
+    }));
+    await page.locator("#experts-canvas").hover({ position: { x: 30, y: 20 } });
+    assert.match(await page.innerText("#expert"), /^layer \d+, expert \d+: [\d,]+ tokens$/);
+    await page.locator("#experts summary").click();
+    assert.ok(await page.locator("#experts-table tr").count() > 0);
+    await picture(page, "experts");
+    await page.selectOption("#experts-span", "minute");
+  }
 
   await page.route("**/v1/millrace/stats", (route) => route.abort());
   await page.locator("#engine-away").getByText("The server does not answer.").waitFor();

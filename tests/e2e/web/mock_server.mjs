@@ -149,8 +149,8 @@ export class MockServer {
         `${body.max_completion_tokens} were requested.`, "max_completion_tokens");
     }
     const prompt = JSON.stringify(body.messages);
-    const scenario = kScenarios.find(({ key }) => prompt.includes(key)) ??
-                     { content: "I have no script for this." };
+    const [scenario = { content: "I have no script for this." }] = kScenarios
+      .filter(({ key }) => prompt.includes(key)).sort((a, b) => b.key.length - a.key.length);
     await this.stream(response, body, scenario, piecesOf(prompt).length);
   }
 

@@ -1,5 +1,5 @@
-// What the scripted replies of the page's tests are. The first whose key stands in the prompt
-// applies, so a key that comes later in a conversation is listed earlier.
+// What the scripted replies of the page's tests are. The one whose key is the longest that occurs in
+// the prompt applies, so what is said later in a conversation has the longer key.
 //
 //   {key, reasoning?, content?, calls?: [{name, arguments}], delayMs?, failAt?}
 //
