@@ -33,8 +33,8 @@ const kFigures = [
   { name: "Steps", unit: "per second", value: perSecond((s) => s.steps.count) },
   { name: "KV cache", unit: "used", show: percent,
     value: ({ stats: { kv } }) => kv.blocks_total > 0 ? kv.blocks_used / kv.blocks_total : 0,
-    note: ({ kv }) => `${count(kv.blocks_used)} of ${count(kv.blocks_total)} blocks, ` +
-      `${count(kv.blocks_used * kv.block_size)} tokens, ${bytes(kv.bytes)}` },
+    note: ({ kv }) => `${count(kv.blocks_used)} of ${count(kv.blocks_total)} blocks of ` +
+      `${kv.block_size} tokens; ${bytes(kv.bytes)} reserved` },
 ];
 
 const kLatencies = [

@@ -639,7 +639,7 @@ pageTest("the engine page shows the counters live and pauses when nobody looks",
   for (const row of ["Time to first token", "Between tokens", "Whole request"]) {
     assert.equal(await page.locator("#latencies tr", { hasText: row }).locator("td").count(), 3);
   }
-  assert.match(await card("KV cache").locator(".note").innerText(), /of [\d,]+ blocks, [\d,]+ tokens, \d+/);
+  assert.match(await card("KV cache").locator(".note").innerText(), /of [\d,]+ blocks of \d+ tokens; \d+/);
   await page.waitForSelector('#figures [aria-label="Output"] path.line[d^="M"]', { state: "attached" });
 
   assert.equal(await page.locator("#experts").isVisible(), hasModel);

@@ -131,7 +131,7 @@ export class MockServer {
       requests: { running: this.running, waiting: 0, paused: 0, max_num_seqs: 256,
                   max_waiting: 1024 },
       tokens: this.tokens, steps: this.steps, experts,
-      kv: { blocks_used: used, blocks_total: 1000, block_size: 64, bytes: used * 57344 },
+      kv: { blocks_used: used, blocks_total: 1000, block_size: 64, bytes: 1000 * 57344 },
       latency_s: this.tokens.output > 0
         ? { ttft: latency(0.021), itl: latency(0.0043), e2e: latency(0.84) }
         : { ttft: null, itl: null, e2e: null },
