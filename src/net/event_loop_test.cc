@@ -24,7 +24,9 @@ TEST(EventLoop, RunsWhatEachThreadPostsInItsOrder) {
     std::vector<std::thread> threads;
     for (int t = 0; t < kThreads; ++t) {
       threads.emplace_back([&, t] {
-        for (int i = 0; i < kTasks; ++i) loop.loop().post([&, t, i] { seen[size_t(t)].push_back(i); });
+        for (int i = 0; i < kTasks; ++i) {
+          loop.loop().post([&, t, i] { seen[size_t(t)].push_back(i); });
+        }
       });
     }
     for (std::thread& thread : threads) thread.join();

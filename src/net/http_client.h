@@ -42,7 +42,7 @@ class HttpClient {
   struct Handlers {
     std::function<void(int status, const Headers& headers)> on_head;
     std::function<void(std::string_view bytes)> on_body;  // as it is read from the socket
-    // The last call, exactly one. Errors: kUnavailable (cannot connect, cut off), kCorrupt (no HTTP).
+    // The last call, exactly one. Errors: kUnavailable (no connection, cut), kCorrupt (no HTTP).
     std::function<void(const Status& status)> on_done;
   };
 

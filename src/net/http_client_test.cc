@@ -344,13 +344,18 @@ TEST(HttpClient, CanBeCancelledAndDestroyedFromItsOwnHandlers) {
       loop.call([&] { client.reset(); });
     }
   }
+  std::promise<void> last_done;
   loop.call([&] {  // from the last handler, which is called once
     auto client = std::make_shared<std::unique_ptr<HttpClient>>(std::make_unique<HttpClient>(
         loop.loop(), HttpOrigin{false, "127.0.0.1", server.port, ""}));
     HttpClient::Handlers handlers;
-    handlers.on_done = [client](const Status&) { client->reset(); };
+    handlers.on_done = [client, &last_done](const Status&) {
+      client->reset();
+      last_done.set_value();
+    };
     (*client)->send(get(), std::move(handlers));
   });
+  ASSERT_EQ(last_done.get_future().wait_for(kPatience), std::future_status::ready);
   server.wait_for_connections(0);
 }
 

@@ -702,6 +702,7 @@ void Connection::flush() {
     } else if (lingers_ || !input_.empty()) {
       linger();
     } else {
+      transport_->shutdown_write();  // TLS says so; else the end could be an attacker's
       close();
     }
   } else if (had_pending && phase_ == Phase::kAnswering && !is_aborted_) {

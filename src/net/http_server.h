@@ -26,7 +26,7 @@ struct HttpLimits {
   size_t max_connections = 16384;              // beyond, the listener waits until one has gone
   std::chrono::milliseconds header_timeout{15'000};  // from the first byte of a request to the last
                                                      // of its header: 408, closed
-  std::chrono::milliseconds body_timeout{60'000};    // without another byte of the body: 408, closed
+  std::chrono::milliseconds body_timeout{60'000};    // without another byte of it: 408, closed
   std::chrono::milliseconds idle_timeout{75'000};    // between requests, and before the first byte
   std::chrono::milliseconds write_timeout{60'000};   // a reader that takes nothing: aborted
 };
@@ -85,7 +85,7 @@ struct HttpHandlers {
   std::function<std::optional<HttpResponse>(HttpRequest&)> on_header;
   // The body of an error that the server itself finds: malformed, too large, too slow.
   std::function<HttpResponse(int status, const std::string& message)> make_error;
-  // Of every request whose header was complete, and of every error. Method and path are empty as far
+  // Of every request whose header was complete, and every error. Method and path are empty as far
   // as they were not read.
   std::function<void(const HttpRequest&, const ExchangeRecord&)> on_done;
 };
@@ -101,7 +101,7 @@ class HttpServer {
   // From now on for new connections, old ones stay. Errors leave what was.
   Status use_tls(const TlsOptions& options);
 
-  // Begins to accept. `host` is an address, or a name that stands for some; port 0: any that is free.
+  // Begins to accept. `host` is an address, or a name that stands for some; port 0: a free one.
   // Errors: kUnavailable with host and port ("already in use").
   Status listen(const std::string& host, int port);
   Status listen_unix(const std::string& path);  // a socket that nobody listens to is replaced

@@ -24,7 +24,8 @@ std::string read_requests(std::string_view bytes, const std::vector<size_t>& cut
       if (reader.state() == State::kFailed) return seen + format(reader.status());
       if (reader.state() == State::kDone) {
         const HttpRequest& request = reader.request();
-        seen += request.method + " " + request.path + "?" + request.query + " " + request.body + ";";
+        seen += request.method + " " + request.path + "?" + request.query;
+        seen += " " + request.body + ";";
         reader.reset();
       } else if (num_used == 0) {
         break;
@@ -49,7 +50,8 @@ const std::string kChunkedSeen = "POST /p? hello world\r\n\r\n!;";
 TEST(RequestReader, FindsTheSameRequestsHoweverTheyAreCut) {
   const std::string stream = kChunked + "\r\nGET /a?b?c HTTP/1.1\r\nHOST: x\r\n\r\n" +
                              "PUT / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc" +
-                             "POST / HTTP/1.1\r\nhost: x\r\nTransfer-Encoding: Chunked\r\n\r\n0\r\n\r\n";
+                             "POST / HTTP/1.1\r\nhost: x\r\n" +
+                             "Transfer-Encoding: Chunked\r\n\r\n0\r\n\r\n";
   const std::string seen = kChunkedSeen + "GET /a?b?c ;PUT /? abc;POST /? ;";
   EXPECT_EQ(read_requests(stream, {}), seen);
   EXPECT_EQ(read_requests(stream, every_byte(stream)), seen);
@@ -136,7 +138,7 @@ TEST(RequestReader, RefusesWhatIsNotHttp) {
       {"GET / HTTP/1.2\r\nHost: x\r\n\r\n", "505"},
       {"GET / FTP/1.1\r\nHost: x\r\n\r\n", "400"},
       {"G(T / HTTP/1.1\r\nHost: x\r\n\r\n", "400"},
-      {std::string("\x16\x03\x01\x02\0\x01", 6), "400"},  // TLS: at once, there is no line to wait for
+      {std::string("\x16\x03\x01\x02\0\x01", 6), "400"},  // TLS: at once, no line comes
       {"GET / HTTP/1.1\nHost: x\n\n", "400"},
   });
 }
@@ -251,7 +253,8 @@ TEST(ResponseReader, ReadsBodiesOfEveryKindHoweverTheyAreCut) {
       {"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", false, false, "200 1 hello kept"},
       {"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhell", false, false, "200 1 hell ..."},
       {"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhell", true, false, "failed"},
-      {"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\nT: 1\r\n\r\n",
+      {"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+       "3\r\nhel\r\n2\r\nlo\r\n0\r\nT: 1\r\n\r\n",
        false, false, "200 1 hello kept"},
       {"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n", true, false, "failed"},
       {"HTTP/1.1 200 OK\r\n\r\nuntil the end", true, false, "200 0 until the end closed"},

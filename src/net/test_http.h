@@ -138,10 +138,11 @@ class TestServer {
   // Until it has as many.
   void wait_for_connections(int64_t count) {
     const auto end = std::chrono::steady_clock::now() + kPatience;
-    while (num_connections() != count && std::chrono::steady_clock::now() < end) {
+    int64_t seen = num_connections();
+    for (; seen != count && std::chrono::steady_clock::now() < end; seen = num_connections()) {
       std::this_thread::yield();
     }
-    EXPECT_EQ(num_connections(), count);
+    EXPECT_EQ(seen, count);
   }
 
   LoopThread loop;
