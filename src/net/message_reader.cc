@@ -70,7 +70,9 @@ class RequestReader::Parser : public ParserBase<true> {
  public:
   explicit Parser(RequestReader& reader) : reader_(reader) {
     header_limit(UINT32_MAX);  // read_header() counts
-    body_limit(reader.limits_.max_body_bytes);
+    // Its own count takes a chunk's size again each time that the rest of the chunk's header is not
+    // there yet.
+    body_limit(boost::none);
     eager(false);
   }
 
@@ -96,6 +98,11 @@ class RequestReader::Parser : public ParserBase<true> {
     reader_.request_.headers.emplace_back(lower(name), std::string(value.data(), value.size()));
   }
   void on_header_impl(error_code&) override {}
+  void on_chunk_header_impl(uint64_t size, string_view, error_code& error) override {
+    if (size > reader_.limits_.max_body_bytes - reader_.request_.body.size()) {
+      error = http::error::body_limit;
+    }
+  }
   size_t on_body_impl(string_view bytes, error_code&) override {
     reader_.request_.body.append(bytes.data(), bytes.size());
     return bytes.size();
@@ -181,11 +188,6 @@ size_t RequestReader::read_header(std::string_view bytes) {
     const size_t space = line.rfind(' ');
     const bool is_version = space != line.npos && line.substr(space + 1).starts_with("HTTP/");
     fail(is_version ? 505 : 400, "the request is not of HTTP/1.1 or HTTP/1.0");
-  } else if (error == http::error::body_limit) {
-    check_header();
-    if (state_ != State::kFailed) {
-      fail(413, format("the body has more than ", limits_.max_body_bytes, " bytes"));
-    }
   } else if (error) {
     fail(400, format("the header is malformed: ", error.message()));
   } else if (num_taken != header.size() || !parser_->is_header_done()) {
@@ -229,6 +231,9 @@ void RequestReader::check_header() {
     if (!equals_ignoring_case(*expect, "100-continue")) {
       return fail(417, "the only Expect is 100-continue");
     }
+  }
+  if (content_length() > limits_.max_body_bytes) {
+    return fail(413, format("the body has more than ", limits_.max_body_bytes, " bytes"));
   }
   keeps_alive_ = parser_->keep_alive();  // whatever trailers say
   state_ = State::kHeaderDone;

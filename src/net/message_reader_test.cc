@@ -185,6 +185,8 @@ TEST(RequestReader, RefusesBrokenChunks) {
           {body("5\r\nhelloX\r\n0\r\n\r\n"), "400"},
           {body("5 x\r\nhello\r\n"), "400"},
           {body("5;=\r\nhello\r\n"), "400"},
+          {body("20;a=\"\r\n" + std::string(100, 'x')), ""},  // counted once, as long as it lasts
+          {body("20;a=\"\r\n" + std::string(100, 'x') + "\"\r\n"), "400"},
           {body("FFFFFFFF\r\n"), "413"},
           {body("FFFFFFFFFFFFFFFF\r\n"), "413"},
           {body("FFFFFFFFFFFFFFFFF\r\n"), "400"},
