@@ -23,31 +23,29 @@ constexpr std::string_view kScripted = "scripted=";
 // SIGINT and SIGTERM, taken by a thread that waits for them, so that they interrupt nothing.
 class StopSignals {
  public:
-  // Blocks them in the caller's thread and in those it creates from now on.
+  // Blocks them in the caller's thread and in those it creates from now on, for good: one that comes
+  // when the server has ended must not make a failure of it.
   StopSignals() {
     sigemptyset(&signals_);
     sigaddset(&signals_, SIGINT);
     sigaddset(&signals_, SIGTERM);
-    pthread_sigmask(SIG_BLOCK, &signals_, &before_);
+    pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
   }
-  ~StopSignals() {
-    if (thread_.joinable()) {
-      is_over_ = true;
-      pthread_kill(thread_.native_handle(), SIGTERM);
-      thread_.join();
-    }
-    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-  }
-  void deliver_to(Server& server) {
-    thread_ = std::thread([this, &server] {
-      for (int signal = 0; sigwait(&signals_, &signal) == 0 && !is_over_;) server.stop();
+
+  // Runs the server; each signal tells it to stop.
+  void run(Server& server) {
+    std::atomic<bool> is_over{false};
+    std::thread waiter([&] {
+      for (int signal = 0; sigwait(&signals_, &signal) == 0 && !is_over;) server.stop();
     });
+    server.run();
+    is_over = true;
+    pthread_kill(waiter.native_handle(), SIGTERM);
+    waiter.join();
   }
 
  private:
-  sigset_t signals_, before_;
-  std::atomic<bool> is_over_{false};
-  std::thread thread_;
+  sigset_t signals_;
 };
 
 // A connection each takes a descriptor.
@@ -128,12 +126,11 @@ int run_serve(const ServeCommandOptions& options) {
   Result<std::unique_ptr<Server>> server =
       Server::create(*llm.value(), std::move(server_options.value()), MILLRACE_VERSION);
   if (!server.has_value()) return fail(server.error());
-  signals.deliver_to(*server.value());
   const EngineInfo& info = llm.value()->engine().info();
   warn(format("serving ", model_dir.value(), " at ", server.value()->address(), " (",
               info.numerics_id, ", ", info.num_threads, " threads, ",
               llm.value()->engine().max_model_len(), " tokens); Ctrl-C ends it"));
-  server.value()->run();
+  signals.run(*server.value());
   return kExitOk;
 }
 

@@ -145,7 +145,7 @@ std::optional<openai::ApiError> CompletionCall::submit() {
                                                                  remaining));
     }
     Result<std::unique_ptr<AnswerStream>> stream = context_.llm.submit(
-        std::move(answer), [weak = weak_from_this(), &ready = context_.ready] { ready.push(weak); });
+        std::move(answer), [weak = weak_from_this(), ready = context_.ready] { ready->push(weak); });
     if (!stream.has_value()) {
       streams_.clear();
       return openai::api_error(stream.error());

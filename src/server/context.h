@@ -28,7 +28,7 @@ struct ServerContext {
   Llm& llm;              // any thread
   net::EventLoop& loop;  // post(): any thread
   WorkPool& workers;     // any thread
-  ReadyQueue& ready;     // any thread
+  std::shared_ptr<ReadyQueue> ready;  // any thread
   Log& log;              // any thread
   Metrics& metrics;
   KeyRing& keys;

@@ -7,13 +7,15 @@
 namespace millrace {
 
 void ReadyQueue::push(std::weak_ptr<CompletionCall> call) {
-  bool was_empty;
-  {
-    const std::lock_guard lock(mutex_);
-    was_empty = calls_.empty();
-    calls_.push_back(std::move(call));
-  }
-  if (was_empty) loop_.post([this] { serve(); });
+  const std::lock_guard lock(mutex_);
+  if (loop_ == nullptr) return;
+  calls_.push_back(std::move(call));
+  if (calls_.size() == 1) loop_->post([self = shared_from_this()] { self->serve(); });
+}
+
+void ReadyQueue::close() {
+  const std::lock_guard lock(mutex_);
+  loop_ = nullptr;
 }
 
 void ReadyQueue::serve() {

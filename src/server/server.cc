@@ -86,18 +86,31 @@ struct Server::Impl {
         metrics({options.metrics_prefix, options.served_model_names.front(),
                  llm.engine().max_model_len()}),
         admission(options.max_open_requests, options.max_queued_tokens),
-        ready(loop),
-        context{options, llm,     loop, workers_,
-                ready,   log,     metrics, keys,
-                admission, std::move(version), {}, std::chrono::steady_clock::now(), 0, false, {}, {}},
+        context{.options = options,
+                .llm = llm,
+                .loop = loop,
+                .workers = workers,
+                .ready = std::make_shared<ReadyQueue>(loop),
+                .log = log,
+                .metrics = metrics,
+                .keys = keys,
+                .admission = admission,
+                .version = std::move(version),
+                .system_fingerprint = {},
+                .start_time = std::chrono::steady_clock::now(),
+                .created = std::time(nullptr),
+                .is_draining = false,
+                .write_usage = {},
+                .open_calls = {}},
         server(loop, options.http, handlers()),
-        workers_(options.num_workers) {
-    context.created = std::time(nullptr);
+        workers(options.num_workers) {
     context.system_fingerprint =
         "fp_" + sha256(format(context.version, ' ', llm.engine().info().numerics_id, ' ',
                               options.served_model_names.front()))
                     .substr(0, 16);
   }
+
+  ~Impl() { context.ready->close(); }
 
   net::HttpHandlers handlers();
   std::optional<net::HttpResponse> on_header(net::HttpRequest& request);
@@ -123,7 +136,6 @@ struct Server::Impl {
   KeyRing keys;
   Metrics metrics;
   Admission admission;
-  ReadyQueue ready;
   ServerContext context;
   net::HttpServer server;
   std::unique_ptr<LineFile> usage_log;
@@ -134,7 +146,7 @@ struct Server::Impl {
   SchedulerStats logged_stats;
   bool is_stopping = false, is_handed_over = false;
   // Last: workers use everything else.
-  WorkPool workers_;
+  WorkPool workers;
 };
 
 net::HttpHandlers Server::Impl::handlers() {
