@@ -4,6 +4,7 @@
 # ./run and ./test share one build folder, so both need all of these.
 packages=(g++ cmake ninja-build ccache libhwy-dev libboost1.81-dev libboost-json1.81-dev
           libssl-dev libspdlog-dev prometheus-cpp-dev libcli11-dev libgtest-dev libgmock-dev python3 python3-numpy)
+test_packages=(nodejs npm)  # ./test: client libraries against the server
 
 as_root() {
   if ((EUID == 0)); then "$@"; else sudo "$@"; fi
@@ -23,6 +24,8 @@ quietly() {
 }
 
 is_installed() {
+  # Packages of Node.js that are not Debian's hold npm, too.
+  [[ $1 != npm ]] || ! command -v npm >/dev/null || return 0
   dpkg-query -W -f='${db:Status-Status}\n' "$1" 2>/dev/null | grep -qx installed
 }
 

@@ -63,7 +63,7 @@ void CompletionStream::add_chat(int64_t index, const AnswerEvent& event, const A
     begin_chunk(index);
     json_.key("delta").begin_object().member("role", "assistant").member("content", "");
     json_.end_object().key("logprobs").null().key("finish_reason").null().end_object().end_array();
-    if (request_.include_usage) json_.key("usage").null();
+    write_running_usage();
     if (request_.return_token_ids) json_.member("prompt_token_ids", prompts_[0].token_ids);
     write_event(json_.end_object(), out);
   }
@@ -181,13 +181,17 @@ void CompletionStream::end_chunk(size_t prompt_idx, Choice& choice, const Answer
     }
   }
   json_.end_object().end_array();
+  write_running_usage();
+  write_event(json_.end_object(), out);
+}
+
+void CompletionStream::write_running_usage() {
   if (request_.continuous_usage_stats) {
     json_.key("usage");
     write_usage(usage(), json_);
   } else if (request_.include_usage) {
     json_.key("usage").null();
   }
-  write_event(json_.end_object(), out);
 }
 
 Usage CompletionStream::usage() const {

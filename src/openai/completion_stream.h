@@ -58,6 +58,7 @@ class CompletionStream {
   // Everything behind the delta or the text.
   void end_chunk(size_t prompt_idx, Choice& choice, const AnswerEvent& event, const Answer& answer,
                  ChunkKind kind, std::string& out);
+  void write_running_usage();
   void write_logprobs(size_t prompt_idx, Choice& choice, bool shows_prompt);
 
   const CompletionRequest& request_;
