@@ -107,7 +107,9 @@ Status check_request(const Request& request, int64_t vocab_size, int64_t max_mod
 Status Scheduler::on_arrival(RequestHandle handle, Request request, double now_ms) {
   MR_CHECK(!requests_.contains(handle));
   RETURN_IF_ERROR(check(request));
-  const int64_t num_waiting = num_waiting_requests_ + num_ending_requests_;
+  // For those that a slot is free for, the wait is the rest of this step.
+  const int64_t num_waiting =
+      std::max<int64_t>(0, num_waiting_requests_ + num_ending_requests_ - slots_.num_free());
   const bool may_use_reserve = !fair_share_.is_waiting(request.priority, request.fairness_key);
   const int64_t max_waiting = may_use_reserve ? max_waiting_with_reserve() : options_.max_waiting;
   if (num_waiting >= max_waiting) {

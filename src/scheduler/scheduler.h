@@ -33,8 +33,8 @@ struct SchedulerOptions {
   // Every step has room for so many prefill rows, whatever the other limits say: prompts always
   // make progress.
   int64_t min_prefill_rows = 8;
-  // Requests without a running sequence. A key that has none finds a reserve of a quarter more, so
-  // that no other key can close the door.
+  // Requests without a running sequence, beyond those that a slot is free for. A key that has none
+  // finds a reserve of a quarter more, so that no other key can close the door.
   int64_t max_waiting = 1024;
   int64_t max_model_len = 0;  // tokens of prompt and output; the blocks may allow fewer
 

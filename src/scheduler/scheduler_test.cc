@@ -233,21 +233,28 @@ TEST(Scheduler, TheAdvertisedLengthIsTheLengthThatFits) {
 
 TEST(Scheduler, AFullQueueRefusesWithTheNumbers) {
   SchedulerOptions options = small_options();
+  options.max_num_seqs = 2;
   options.max_waiting = 3;
   Engine engine(options);
-  for (int i = 0; i < 3; ++i) ASSERT_TRUE(engine.arrive(i, make_request(5, 5)).ok());
-  const Status status = engine.arrive(3, make_request(5, 5));
+  // Slots are free for the first two.
+  for (int i = 0; i < 5; ++i) ASSERT_TRUE(engine.arrive(i, make_request(5, 5)).ok());
+  const Status status = engine.arrive(5, make_request(5, 5));
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().code, Code::kExhausted);
   EXPECT_EQ(status.error().message, "queue: found 3 requests waiting, expected fewer than 3");
-  engine.step();  // all are running
-  EXPECT_TRUE(engine.arrive(4, make_request(5, 5)).ok());
+  engine.step();
+  EXPECT_FALSE(engine.arrive(6, make_request(5, 5)).ok()) << "two run, three wait";
+  engine.run_all();
+  EXPECT_TRUE(engine.arrive(7, make_request(5, 5)).ok());
 }
 
 TEST(Scheduler, AKeyThatFloodsTheQueueLeavesTheDoorOpenForOthers) {
   SchedulerOptions options = small_options();
+  options.max_num_seqs = 1;
   options.max_waiting = 8;
   Engine engine(options);
+  ASSERT_TRUE(engine.arrive(100, make_request(5, 50)).ok());
+  engine.step();  // it has the slot
   Request flood = make_request(5, 5), other = make_request(5, 5), third = make_request(5, 5);
   other.fairness_key = "other";
   third.priority = 1;  // the same key at another priority
@@ -266,8 +273,11 @@ TEST(Scheduler, AKeyThatFloodsTheQueueLeavesTheDoorOpenForOthers) {
 
 TEST(Scheduler, WhatIsCancelledCountsAsWaitingUntilItsEndIsReported) {
   SchedulerOptions options = small_options();
+  options.max_num_seqs = 1;
   options.max_waiting = 2;
   Engine engine(options);
+  ASSERT_TRUE(engine.arrive(100, make_request(5, 50)).ok());
+  engine.step();  // it has the slot
   for (int i = 0; i < 2; ++i) {
     ASSERT_TRUE(engine.arrive(i, make_request(5, 5)).ok());
     engine.scheduler.on_cancel(i);
