@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -62,10 +63,16 @@ struct EngineInfo {
   int64_t max_num_seqs = 0;
 };
 
+// Sizes by which steps are counted.
+inline constexpr std::array<int64_t, 13> kStepRows{1,   8,   16,   32,   64,   128,  256,
+                                                   512, 1024, 2048, 4096, 8192, 16384};
+
 // What steps with rows have cost the engine's thread since the start.
 struct EngineCounters {
   int64_t num_steps = 0;
   int64_t num_rows = 0;
+  // The steps of at most kStepRows[i] rows that are in none before; the last: of more rows.
+  std::array<int64_t, kStepRows.size() + 1> num_steps_by_rows{};
   int64_t step_ns = 0;     // from taking requests in to handing events out
   int64_t region_ns = 0;   // of that, in regions of the thread pool: all threads work
   int64_t plan_ns = 0;     // of the rest: taking requests in, and planning

@@ -249,6 +249,8 @@ void ModelEngine::run_step(Monitor& monitor, StepResult& result) {
   const int64_t end_ns = now_ns();
   ++counters_.num_steps;
   counters_.num_rows += num_rows;
+  const auto size = std::lower_bound(kStepRows.begin(), kStepRows.end(), num_rows);
+  ++counters_.num_steps_by_rows[size_t(size - kStepRows.begin())];
   counters_.step_ns += end_ns - begin_ns;
   counters_.region_ns += model_->pool().region_ns() - begin_region_ns;
   counters_.plan_ns += planned_ns - begin_ns;

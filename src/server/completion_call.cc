@@ -246,6 +246,7 @@ void CompletionCall::take(size_t prompt_idx, const AnswerEvent& event, std::stri
   }
   const Answer& answer = streams_[prompt_idx]->answer(event.choice_idx);
   if (step.finish_reason) {
+    choice.is_finished = true;
     const std::string& reason = answer.finish_reason;
     metrics.on_choice({.finished_reason = reason == "tool_calls" ? "stop"
                                           : reason == "timeout"  ? "abort"
@@ -300,7 +301,7 @@ void CompletionCall::fail(const openai::ApiError& error) {
     call_->respond_error(error);
   }
   if (state_ == State::kReading) {
-    context_.metrics.on_choice({.finished_reason = "error"});
+    count_unfinished("error");
     streams_.clear();
   }
   end(/*is_served=*/false);
@@ -322,12 +323,16 @@ void CompletionCall::on_client_gone() {
   if (state_ == State::kEnded) return;
   is_cancelled_ = true;
   if (state_ == State::kReading) {
-    for (size_t i = 0; i < choices_.size(); ++i) {
-      context_.metrics.on_choice({.finished_reason = "abort"});
-    }
+    count_unfinished("abort");
     streams_.clear();  // ends them in the engine
   }
   end(/*is_served=*/false);
+}
+
+void CompletionCall::count_unfinished(std::string_view finished_reason) {
+  for (const ChoiceTimes& choice : choices_) {
+    if (!choice.is_finished) context_.metrics.on_choice({.finished_reason = finished_reason});
+  }
 }
 
 RequestTimes CompletionCall::times() const {

@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "llm/llm.h"
@@ -53,6 +54,7 @@ class CompletionCall : public std::enable_shared_from_this<CompletionCall> {
   struct ChoiceTimes {
     std::optional<Clock::time_point> last_token;
     int64_t num_tokens = 0;
+    bool is_finished = false;  // and counted
   };
 
   // On a worker.
@@ -68,6 +70,7 @@ class CompletionCall : public std::enable_shared_from_this<CompletionCall> {
   void finish();
   void fail(const openai::ApiError& error);
   void on_client_gone();
+  void count_unfinished(std::string_view finished_reason);
   void end(bool is_served);  // once, however it ends
   void keep_alive();
   RequestTimes times() const;

@@ -6,6 +6,8 @@
 
 #include "base/format.h"
 #include "server/open_metrics.h"
+#include "server/process_stats.h"
+#include "server/routes.h"
 
 namespace millrace {
 namespace {
@@ -19,8 +21,7 @@ const std::vector<double> kToken{.001, .0015, .002, .003, .005, .01, .025, .05, 
 const std::vector<double> kRequest{.3, .5, .8, 1,  1.5, 2,   2.5, 5,   10,  15,  20,
                                    30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
 const std::vector<double> kChoices{1, 2, 5, 10, 20};
-const std::vector<double> kIteration{1,   8,   16,   32,   64,   128,  256,
-                                     512, 1024, 2048, 4096, 8192, 16384};
+const std::vector<double> kIteration{kStepRows.begin(), kStepRows.end()};
 const std::vector<double> kBytes{1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8};
 const std::vector<double> kHttpSeconds{.001, .01, .1, .5, 1, 5, 10, 30, 60, 300};
 const std::vector<double> kLifetime{.001, .01, .1, 1, 10, 60, 300, 1800};
@@ -116,6 +117,8 @@ Metrics::Metrics(const MetricsOptions& options)
   num_choices_ = &histogram("request_params_n", "n of requests.", kChoices);
   num_computed_ = &histogram("request_prefill_kv_computed_tokens",
                              "Prompt tokens that had to be computed.", tokens);
+  step_rows_ = &histogram("iteration_tokens_total", "Rows of a step, prompts and answers.",
+                          kIteration);
 
   const auto own = [](std::string_view name) { return "millrace_" + std::string(name); };
   const auto own_gauge = [&](std::string_view name, const char* help) {
@@ -159,7 +162,41 @@ Metrics::Metrics(const MetricsOptions& options)
   http_request_bytes_ = http("http_request_size_bytes", "Bytes of the request's body.");
   http_response_bytes_ = http("http_response_size_bytes", "Bytes of the answer's body.");
 
+  add_http_series();
+
+  const auto process_gauge = [this](const char* name, const char* help) {
+    return &prometheus::BuildGauge().Name(name).Help(help).Register(registry_).Add({});
+  };
+  const ProcessStats process = process_stats();
+  process_gauge("process_start_time_seconds", "When the process began, in seconds since 1970.")
+      ->Set(process.start_time_s);
+  process_gauge("process_max_fds", "Descriptors that the process may have open.")
+      ->Set(double(process.max_fds));
+  resident_bytes_ = process_gauge("process_resident_memory_bytes", "Memory in use, mapped files too.");
+  virtual_bytes_ = process_gauge("process_virtual_memory_bytes", "Addresses in use.");
+  open_fds_ = process_gauge("process_open_fds", "Descriptors that are open.");
+  cpu_seconds_ = &prometheus::BuildCounter()
+                      .Name("process_cpu_seconds_total")
+                      .Help("Processor time of all threads.")
+                      .Register(registry_)
+                      .Add({});
+
   add_series_of_parts_to_come();
+}
+
+// What a route's first request would add otherwise; other series that clients can cause are few.
+void Metrics::add_http_series() {
+  for (const Route& route : routes()) {
+    if (is_probe(route.path)) continue;
+    Labels labels{{"handler", std::string(route.path)}, {"method", std::string(route.method)}};
+    http_seconds_->Add(labels, kHttpSeconds);
+    http_request_bytes_->Add(labels, kBytes);
+    http_response_bytes_->Add(labels, kBytes);
+    for (const char* status : {"2xx", "4xx", "5xx"}) {
+      labels["status"] = status;
+      http_requests_->Add(labels);
+    }
+  }
 }
 
 // Dashboards ask for these names. Nothing counts them before the parts that they tell of are there.
@@ -190,7 +227,6 @@ void Metrics::add_series_of_parts_to_come() {
                            "kv_offload_load_size", "kv_offload_store_size"}) {
     histogram(name, "Empty until the part that counts it is there.", kBytes);
   }
-  histogram("iteration_tokens_total", "Empty until the part that counts it is there.", kIteration);
   for (const char* name :
        {"kv_offload_cpu_cache_usage_perc", "kv_offload_cpu_cache_write_usage_perc",
         "kv_offload_cpu_cache_read_usage_perc"}) {
@@ -301,10 +337,31 @@ void Metrics::set(const SchedulerStats& stats, const EngineCounters& counters, d
   follow(*recomputed_rows_, double(stats.num_recomputed_rows));
   follow(*step_seconds_, double(counters.step_ns) * 1e-9);
   follow(*region_seconds_, double(counters.region_ns) * 1e-9);
+  std::vector<double> steps;
+  for (size_t i = 0; i < counters.num_steps_by_rows.size(); ++i) {
+    steps.push_back(double(counters.num_steps_by_rows[i] - observed_.num_steps_by_rows[i]));
+  }
+  step_rows_->ObserveMultiple(steps, double(counters.num_rows - observed_.num_rows));
+  observed_ = counters;
+  if (cache_config_ != nullptr) return;
+  cache_config_ = &gauge("cache_config_info", "1; the labels describe the cache.",
+                         {{"block_size", format(stats.block_size)},
+                          {"num_gpu_blocks", format(stats.num_blocks)},
+                          {"cache_dtype", "auto"}});
+  cache_config_->Set(1);
+}
+
+void Metrics::set_process() {
+  const ProcessStats process = process_stats();
+  resident_bytes_->Set(double(process.resident_bytes));
+  virtual_bytes_->Set(double(process.virtual_bytes));
+  open_fds_->Set(double(process.open_fds));
+  follow(*cpu_seconds_, process.cpu_s);
 }
 
 std::string Metrics::text(const Engine& engine, bool open_metrics) {
   set(engine.stats(), engine.counters(), engine.health().in_place_ms.value_or(0) / 1000);
+  set_process();
   const std::vector<prometheus::MetricFamily> families = registry_.Collect();
   if (open_metrics) return open_metrics_text(families);
   return prometheus::TextSerializer().Serialize(families);

@@ -80,6 +80,8 @@ class Metrics {
   prometheus::Histogram& histogram(const std::string& name, const std::string& help,
                                    const std::vector<double>& buckets, Labels labels = {});
   void set(const SchedulerStats& stats, const EngineCounters& counters, double in_place_s);
+  void set_process();
+  void add_http_series();
   void add_series_of_parts_to_come();
 
   const std::string prefix_;
@@ -97,7 +99,10 @@ class Metrics {
   std::map<std::pair<bool, bool>, prometheus::Counter*> tool_calls_;  // streamed, with calls
   prometheus::Histogram *ttft_, *itl_, *time_per_token_, *e2e_, *queue_, *prefill_, *decode_,
       *inference_, *num_prompt_, *num_generated_, *longest_generated_, *max_tokens_, *num_choices_,
-      *num_computed_;
+      *num_computed_, *step_rows_;
+  EngineCounters observed_;  // what of them step_rows_ has
+  prometheus::Gauge *cache_config_ = nullptr, *resident_bytes_, *virtual_bytes_, *open_fds_;
+  prometheus::Counter* cpu_seconds_;
   prometheus::Family<prometheus::Counter>* http_requests_;
   prometheus::Family<prometheus::Histogram>*http_seconds_, *http_request_bytes_,
       *http_response_bytes_;

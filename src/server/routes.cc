@@ -116,6 +116,12 @@ bool Route::matches(std::string_view other) const {
 
 std::span<const Route> routes() { return kRoutes; }
 
+bool is_probe(std::string_view path) {
+  constexpr std::string_view kProbes[] = {"/metrics", "/health", "/health/live", "/health/ready",
+                                          "/load",    "/ping",   "/version"};
+  return std::find(std::begin(kProbes), std::end(kProbes), path) != std::end(kProbes);
+}
+
 std::optional<std::string> canonical_path(std::string_view path, std::string_view root_path) {
   if (!root_path.empty()) {
     // A proxy may have taken the prefix off already.

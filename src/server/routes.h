@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -28,6 +29,9 @@ struct Route {
 };
 
 std::span<const Route> routes();
+
+// What monitors and balancers ask for all the time: neither logged nor counted.
+bool is_probe(std::string_view path);
 
 // The path that routes know: without the root path, and an alias by its proper name. Null: outside
 // the root path.

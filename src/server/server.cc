@@ -261,15 +261,11 @@ void Server::Impl::on_done(const net::HttpRequest& request, const net::ExchangeR
   const std::string path = canonical_path(request.path, options.root_path).value_or(request.path);
   const FoundRoute found = find_route(request.method, path);
   const double seconds = std::chrono::duration<double>(record.duration).count();
-  constexpr std::string_view kQuiet[] = {"/metrics", "/health", "/health/live", "/health/ready",
-                                         "/load",    "/ping",   "/version"};
-  const bool is_quiet = std::find(std::begin(kQuiet), std::end(kQuiet), path) != std::end(kQuiet);
-  if (!is_quiet) {
-    metrics.on_http(found.route == nullptr ? "none" : std::string(found.route->path),
-                    request.method, record.status == 0 ? 499 : record.status, seconds,
-                    record.num_request_bytes, record.num_response_bytes);
-  }
-  if (!options.access_log || is_quiet) return;
+  if (is_probe(path)) return;
+  metrics.on_http(found.route == nullptr ? "none" : std::string(found.route->path), request.method,
+                  record.status == 0 ? 499 : record.status, seconds, record.num_request_bytes,
+                  record.num_response_bytes);
+  if (!options.access_log) return;
   const std::string* id = request.header("x-request-id");
   Log::Fields fields{{"method", request.method},
                      {"path", request.path},
