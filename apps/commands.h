@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "loadgen/http_target.h"
+#include "loadgen/workload.h"
 #include "request/sampling_params.h"
 #include "server/options.h"
 #include "synth/synth.h"
@@ -114,6 +116,36 @@ struct ServeCommandOptions {
   bool requires_client_certificate = false;
 };
 int run_serve(const ServeCommandOptions& options);
+
+struct BenchCommandOptions {
+  ModelFlags model;  // in process
+  EngineFlags engine;
+  std::string engine_name = "model";  // in process; or scripted=FILE
+  bool in_process = false;
+  std::string url = "http://127.0.0.1:8000";
+  std::string api_key;  // empty: that of the environment
+  std::string model_name, tokenizer_dir;  // empty: what the server says
+  double ready_timeout_s = 60;
+
+  bool is_open_loop = false;
+  int64_t num_requests = 100, concurrency = 8;
+  std::optional<double> duration_s;
+  RequestMix mix;  // its seed, too
+  std::string lengths_file;
+  RequestRate rate;
+  double burstiness = 1;
+  std::optional<int64_t> max_concurrency, num_warmup;
+  std::string corpus_file;
+  bool random_tokens = false;
+
+  RequestFields fields;
+  std::string extra_body;  // JSON
+  std::string summary_file, requests_file;
+  bool json = false, quiet = false;
+  std::optional<int64_t> num_gpus;
+  double min_duration_s = 0;
+};
+int run_bench(const BenchCommandOptions& options);
 
 struct ForwardCommandOptions {
   ModelFlags model;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/format.h"
+#include "bench_flags.h"
 #include "commands.h"
 #include "console.h"
 #include "flag_groups.h"
@@ -476,6 +477,7 @@ int run(int argc, char** argv) {
   ReplayOptions replay;
   BatchCommandOptions batch;
   ServeCommandOptions serve;
+  BenchCommandOptions bench;
   ForwardCommandOptions forward;
   InspectOptions inspect;
   SynthCommandOptions synth;
@@ -483,6 +485,7 @@ int run(int argc, char** argv) {
   DetokenizeOptions detokenize;
   std::string encode_file = "-", parse_file = "-";
   add_serve(app, serve, action);
+  add_bench(app, bench, action);
   add_chat(app, chat, action);
   add_generate(app, generate, action);
   add_replay(app, replay, action);
