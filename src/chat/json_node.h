@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "base/format.h"
@@ -53,18 +54,32 @@ std::string expected_number() {
   return format("an integer from ", Limits::min(), " to ", Limits::max());
 }
 
-// A number that T can hold; integers without point and exponent.
+// The whole text as a number.
+template <class T>
+std::optional<T> number_of(std::string_view text) {
+  T number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+// A number that T can hold. An integer may be spelled 2.0, as by clients whose numbers are doubles.
 template <class T>
 Result<std::optional<T>> read_number(const JsonNode& node) {
   if (!node.given()) return std::optional<T>();
-  T number = 0;
   std::string_view text;
   if (node.is(JsonValue::Kind::kNumber)) text = node.value->text;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size()) {
-    return refuse(node, expected_number<T>());
+  std::optional<T> number = number_of<T>(text);
+  if constexpr (std::is_integral_v<T>) {
+    constexpr double kExact = 9007199254740992;  // 2^53
+    const std::optional<double> real = number ? std::nullopt : number_of<double>(text);
+    if (real && -kExact <= *real && *real <= kExact && *real == double(int64_t(*real)) &&
+        std::in_range<T>(int64_t(*real))) {
+      number = T(int64_t(*real));
+    }
   }
-  return std::optional<T>(number);
+  if (!number) return refuse(node, expected_number<T>());
+  return number;
 }
 
 }  // namespace millrace

@@ -10,6 +10,8 @@
 namespace millrace::openai {
 namespace {
 
+constexpr size_t kMaxShownName = 200;
+
 // "stop[0]: found ..." -> "stop[0]"; nothing if the message does not begin with a field.
 std::optional<std::string> field_of(const std::string& message) {
   const size_t end = message.find(": ");
@@ -224,7 +226,9 @@ ApiError invalid_json(const Error& error) {
 ApiError model_not_found(const std::string& model, const std::string& served) {
   ApiError api;
   api.status = 404, api.type = "not_found_error";
-  api.message = format("model: found ", model, ", expected ", served);
+  // A name in full could be a message of its own.
+  const std::string found = model.size() <= kMaxShownName ? model : "a name too long to show";
+  api.message = format("model: found ", found, ", expected ", served);
   api.param = "model", api.code = "model_not_found";
   return api;
 }
