@@ -1,3 +1,6 @@
+#include <string>
+#include <string_view>
+
 #include "base/format.h"
 #include "commands.h"
 #include "engine/loaded_model.h"
@@ -7,7 +10,9 @@ namespace millrace {
 std::string version_text() {
   ThreadPool pool(1);
   KernelContext ctx(pool);
-  std::string text = format("millrace ", MILLRACE_VERSION, "\ncompiler ", MILLRACE_COMPILER, "\n");
+  std::string text = format("millrace ", MILLRACE_VERSION, "\n");
+  if (!std::string_view(MILLRACE_COMMIT).empty()) text += "commit " MILLRACE_COMMIT "\n";
+  text += "compiler " MILLRACE_COMPILER "\n";
   const auto add = [&](const KernelTable& table) {
     text += format("numerics ", numerics_id(numerics_digest(table, ctx), Numerics::kReference), " ",
                    table.name, "\n");

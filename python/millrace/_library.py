@@ -209,6 +209,8 @@ def _candidates() -> List[str]:
         package / "libmillrace.so",
         package.parents[1] / "build" / "libmillrace.so",
     ]
+    if package.parent.name == "dist-packages":  # PREFIX/lib/python3/dist-packages/millrace
+        files.append(package.parents[2] / "libmillrace.so.0")
     found = [str(file) for file in files if file.exists()]
     return found + ["libmillrace.so.0"]  # the system's
 

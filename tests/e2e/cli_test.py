@@ -124,6 +124,8 @@ class Basics(Case):
     def test_version_names_compiler_and_equal_numerics_ids(self):
         lines = output("--version").splitlines()
         self.assertRegex(lines[0], r"^millrace \d+\.\d+\.\d+$")
+        if re.match("commit ", lines[1]):  # a build without the repository has none
+            self.assertRegex(lines.pop(1), "^commit [0-9a-f]{12,40}$")
         self.assertRegex(lines[1], r"^compiler \w+ \d+")
         ids = [re.fullmatch(r"numerics (\S+) (\w+)", line).groups() for line in lines[2:]]
         self.assertEqual(ids[-1][1], "ref")
@@ -131,7 +133,7 @@ class Basics(Case):
 
     def test_help_is_everywhere(self):
         commands = re.findall(r"^  ([a-z-]+)  ", output("--help").split("Subcommands:")[1], re.M)
-        self.assertEqual(len(commands), 11)
+        self.assertEqual(len(commands), 13)
         for command in commands:
             self.assertIn("Usage: millrace " + command, output(command, "--help"))
             self.assertIn("Usage: millrace " + command, output(command, "-h"))
@@ -139,8 +141,8 @@ class Basics(Case):
     def test_command_lines_without_sense_are_refused_with_status_2(self):
         self.refused(2, "Usage: millrace")
         for pattern, arguments in [
-            ('found "frobnicate", expected a command: chat, generate, ', ["frobnicate"]),
-            ('found "--temp", expected a command first: chat, ', ["--temp", "0", "chat"]),
+            ('found "frobnicate", expected a command: serve, bench, chat, generate, ', ["frobnicate"]),
+            ('found "--temp", expected a command first: serve, bench, chat, ', ["--temp", "0", "chat"]),
             ("--bogus: no such flag; millrace chat --help lists them", ["chat", "--bogus"]),
             ("--bogus: no such flag", ["generate", "--bogus=1", "--", "one", "extra"]),
             ('"extra": not expected', ["generate", "one", "extra", "words"]),
