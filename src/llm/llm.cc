@@ -136,7 +136,7 @@ Prompt Llm::encode_text(std::string_view text, SpecialTokens mode, bool add_bos)
 Result<Prompt> Llm::encode_chat(const ChatRequest& chat) const {
   ASSIGN_OR_RETURN(const EncodedPrompt encoded, encode_prompt(chat));
   if (!encoded.images.empty()) {
-    return Error{Code::kInvalidArgument,
+    return Error{Code::kUnimplemented,
                  format("messages: found ", encoded.images.size(), " images, expected text only")};
   }
   if (chat.thinking && chat.tool_choice == ToolChoice::kRequired) {

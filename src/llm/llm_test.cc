@@ -256,9 +256,10 @@ TEST_F(LlmTest, RefusesWhatItCannotDo) {
     const Result<Prompt> prompt = llm().encode_chat(parse_chat_request(json).value());
     return prompt.has_value() ? "accepted" : prompt.error().message;
   };
-  EXPECT_EQ(error(R"({"messages": [{"role": "user", "content":
-                  [{"type": "image_url", "image_url": {"url": "data:x"}}]}]})"),
-            "messages: found 1 images, expected text only");
+  const ChatRequest image = parse_chat_request(R"({"messages": [{"role": "user", "content":
+      [{"type": "image_url", "image_url": {"url": "data:x"}}]}]})").value();
+  EXPECT_EQ(llm().encode_chat(image).error().message, "messages: found 1 images, expected text only");
+  EXPECT_EQ(llm().encode_chat(image).error().code, Code::kUnimplemented);
   std::string forced(kWeather);
   forced.back() = ',';
   EXPECT_THAT(error(forced + R"("tool_choice": "required"})"), HasSubstr("needs thinking to be off"));

@@ -37,10 +37,11 @@ export const kTools = [
 // chunk to the rules that no client can see.
 export async function addUp(stream) {
   const choices = [];
-  let usage = null, id;
+  let usage = null, head;
   for await (const chunk of stream) {
-    assert.equal(chunk.object, "chat.completion.chunk");
-    assert.equal(chunk.id, id ??= chunk.id, "one id for all chunks");
+    const { id, object, created, model } = chunk;
+    assert.equal(object, "chat.completion.chunk");
+    assert.deepEqual({ id, created, model }, head ??= { id, created, model }, "the same in all chunks");
     assert.equal(usage, null, "nothing follows the usage");
     if (chunk.choices.length === 0) usage = chunk.usage;
     for (const { index, delta, logprobs, finish_reason, stop_reason } of chunk.choices) {

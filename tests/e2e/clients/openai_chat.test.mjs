@@ -162,6 +162,32 @@ test("openai: characters arrive whole, however the tokens cut them", async () =>
   assert.equal(choice.reasoning, `Thinking of ${kUnicode}`);
 });
 
+test("openai: the limit in every place of cut characters cuts stream and answer alike", async () => {
+  const { usage } = await chat({ messages: ask("unicode") });
+  const text = `${kReplies.unicode.reasoning}${kReplies.unicode.content}`;
+  for (let max_tokens = 1; max_tokens < usage.completion_tokens; ++max_tokens) {
+    const { choice } = await answer(client, { messages: ask("unicode"), max_tokens, logprobs: true });
+    assert.equal(choice.tokens.length, max_tokens);
+    const said = choice.reasoning + choice.content;
+    assert.ok(text.startsWith(said.replace(/\ufffd+$/, "")), said);
+  }
+});
+
+test("openai: token ids, streamed and not", async () => {
+  const wish = { model, messages: ask("thinks"), return_token_ids: true };
+  const whole = await client.chat.completions.create(wish);
+  const ids = [];
+  let prompt;
+  for await (const chunk of await client.chat.completions.create({ ...wish, stream: true })) {
+    prompt ??= chunk.prompt_token_ids;
+    ids.push(...chunk.choices[0].token_ids ?? []);
+  }
+  assert.deepEqual(ids, whole.choices[0].token_ids);
+  assert.equal(ids.length, whole.usage.completion_tokens);
+  assert.deepEqual(prompt, whole.prompt_token_ids);
+  assert.equal(prompt.length, whole.usage.prompt_tokens);
+});
+
 test("openai: bytes that are no character become a replacement character", async () => {
   const { choice } = await answer(client, { messages: ask("broken") });
   assert.equal(choice.content, kReplies.broken.content);
@@ -236,6 +262,15 @@ test("openai: a call that is cut off ends with length and keeps what there was",
   assert.equal(choice.finish_reason, "length");
   assert.deepEqual(choice.calls, [{ name: kReplies.cutcall.call.name,
                                     arguments: kReplies.cutcall.call.begin }]);
+});
+
+test("openai: markup that the model got wrong comes out the same, streamed and not", async () => {
+  for (const [name, { said }] of Object.entries(kReplies).filter(([, reply]) => reply.said)) {
+    const { choice } = await answer(client, { messages: ask(name), tools: kTools });
+    const { reasoning, content, calls } = choice;
+    assert.deepEqual({ reasoning, content, calls }, { reasoning: "", calls: [], ...said }, name);
+    assert.equal(choice.finish_reason, calls.length > 0 ? "tool_calls" : "stop");
+  }
 });
 
 test("openai: max_tokens in every place of a call cuts stream and answer alike", async () => {
@@ -363,6 +398,37 @@ test("openai: a client that leaves before the first token frees its place, strea
     await assert.rejects(pending, { name: "Error", message: /abort/i });
     await isIdleWithin("SCRIPTED");
   }
+});
+
+// --- Requests
+
+test("openai: nulls are fields that are not there", async () => {
+  const fields = ["max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed",
+                  "stop", "stop_token_ids", "logprobs", "top_logprobs", "logit_bias", "tools", "tool_choice",
+                  "response_format", "reasoning_effort", "thinking", "chat_template_kwargs", "user",
+                  "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "min_tokens",
+                  "parallel_tool_calls", "include_reasoning", "structured_outputs", "kv_transfer_params"];
+  const nulls = Object.fromEntries(fields.map((field) => [field, null]));
+  const { choice } = await answer(client, { messages: ask("thinks"), ...nulls });
+  assert.equal(choice.content, kReplies.thinks.content);
+  assert.equal(choice.reasoning, kReplies.thinks.reasoning);
+});
+
+test("openai: what only the hosted service knows changes nothing", async () => {
+  const { choice } = await answer(client, {
+    messages: ask("plain"), user: "u", metadata: { a: "b" }, store: true, service_tier: "auto",
+    safety_identifier: "s", prompt_cache_key: "k", verbosity: "low", modalities: ["text"],
+    prediction: { type: "content", content: "x" }, no_such_field: { a: [1] } });
+  assert.equal(choice.content, kReplies.plain.content);
+});
+
+test("openai: contents may be lists of texts; images are refused", async () => {
+  const content = [{ type: "text", text: "Say:" }, { type: "text", text: "[plain]" }];
+  const { choice } = await answer(client, { messages: [{ role: "user", content }] });
+  assert.equal(choice.content, kReplies.plain.content);
+  const image = { type: "image_url", image_url: { url: "data:image/png;base64,AAAA" } };
+  await assert.rejects(chat({ messages: [{ role: "user", content: [...content, image] }] }),
+                       { status: 400, code: "unsupported_parameter" });
 });
 
 // --- Histories

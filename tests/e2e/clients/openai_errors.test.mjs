@@ -36,6 +36,7 @@ test("openai: another model is not found", async () => {
     assert.ok(error instanceof OpenAI.NotFoundError);
     assert.equal(error.code, "model_not_found");
     assert.equal(error.param, "model");
+    assert.match(error.requestID, /^\w+$/);
     return true;
   });
 });

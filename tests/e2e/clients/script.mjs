@@ -39,6 +39,24 @@ export const kReplies = {
     finish_reason: "length",
     call: { name: "get_weather", begin: '{"city": "A very long name of a ci' },
   },
+  // Damaged markup, and what is made of it: nothing is closed or invented.
+  "wrong: no name": {
+    raw: "\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke>\nmore</｜DSML｜ calls> and more", said: { content: "" } },
+  "wrong: text between": {
+    content: "So:",
+    raw: '\n\n<｜DSML｜ calls>\nnow <｜DSML｜ invoke name="f">x<｜DSML｜ parameter name="a" string="true">1' +
+         "</｜DSML｜ parameter>y</｜DSML｜ invoke>z</｜DSML｜ calls>behind",
+    said: { content: "So:", calls: [{ name: "f", arguments: '{"a": "1"}' }] } },
+  "wrong: no block": {
+    raw: '<｜DSML｜ invoke name="f">\n</｜DSML｜ invoke>',
+    said: { content: "", calls: [{ name: "f", arguments: "{}" }] } },
+  "wrong: never closed": {
+    raw: '<｜DSML｜ calls><｜DSML｜ invoke name="f"><｜DSML｜ parameter name="a" string="false">[1, 2',
+    said: { content: "", calls: [{ name: "f", arguments: '{"a": [1, 2' }] } },
+  "wrong: half a tag": { raw: "a < b, <｜DSML", said: { content: "a < b, <｜DSML" } },
+  "wrong: thinks twice": {
+    reasoning: "One.</think>Two.", content: "</think>Three.<think>Four.",
+    said: { reasoning: "One.", content: "Two.Three.<think>Four." } },
   breaks: { reasoning: "Soon.", content: "It begins well but it does not end well.",
             error: { message: "the script fails here", after: 12 } },
   "fails at once": { content: "never seen", error: { message: "the script fails at once", after: 0 } },
@@ -79,7 +97,7 @@ function piecesOf(text) {
 }
 
 function lineOf(key, reply) {
-  const { reasoning = "", content = "", calls = [], raw = "", base64, call, logprob, top_logprobs,
+  const { reasoning = "", content = "", calls = [], raw = "", base64, call, logprob, top_logprobs, said,
           thinks = true, ...others } = reply;
   const begin = thinks ? [...piecesOf(reasoning), { text: "</think>" }] : [];
   const rest = base64?.map((piece) => ({ base64: piece })) ??
