@@ -19,10 +19,10 @@ std::optional<StreamBuffer::Event> StreamBuffer::pop(
     std::optional<std::chrono::milliseconds> timeout, bool& is_drained) {
   std::unique_lock lock(mutex_);
   const auto ready = [&] { return !events_.empty() || num_open_choices_ == 0; };
-  if (timeout) {
-    changed_.wait_for(lock, *timeout, ready);
-  } else {
+  if (!timeout) {
     changed_.wait(lock, ready);
+  } else if (timeout->count() > 0) {  // a wait for no time would still be a sleep
+    changed_.wait_for(lock, *timeout, ready);
   }
   is_drained = false;
   if (events_.empty()) return std::nullopt;
