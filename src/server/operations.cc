@@ -1,5 +1,7 @@
 #include "server/operations.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <cmath>
 #include <deque>
@@ -43,6 +45,22 @@ void answer_health(std::unique_ptr<Call> call, const std::string& reason) {
   JsonWriter json;
   json.begin_object().member("status", "unavailable").member("reason", reason);
   call->respond(503, "application/json", json.end_object().text());
+}
+
+int64_t cpu_ns(clockid_t clock) {
+  timespec used{};
+  ::clock_gettime(clock, &used);
+  return int64_t(used.tv_sec) * 1'000'000'000 + used.tv_nsec;
+}
+
+// Processor time by what it was used for. The engine's is what the server's own threads left.
+void write_cpu(const ServerContext& context, JsonWriter& json) {
+  const int64_t process_ns = cpu_ns(CLOCK_PROCESS_CPUTIME_ID);
+  const int64_t network_ns = cpu_ns(CLOCK_THREAD_CPUTIME_ID);  // the caller is its thread
+  const int64_t workers_ns = context.workers.cpu_ns();
+  json.key("cpu").begin_object().member("process_ns", process_ns);
+  json.member("network_ns", network_ns).member("workers_ns", workers_ns);
+  json.member("engine_ns", process_ns - network_ns - workers_ns).end_object();
 }
 
 // The value that a part q of them does not exceed: linear between order statistics.
@@ -225,7 +243,9 @@ void engine_stats(std::unique_ptr<Call> call) {
   json.member("blocks_total", stats.num_blocks).member("block_size", stats.block_size);
   json.member("bytes", info.kv_bytes).end_object();
   json.key("steps").begin_object().member("count", counters.num_steps);
-  json.member("rows", counters.num_rows).end_object();
+  json.member("rows", counters.num_rows).member("step_ns", counters.step_ns);
+  json.member("region_ns", counters.region_ns).end_object();
+  write_cpu(context, json);
   json.key("experts").begin_array();
   const ExpertLoad load = engine.expert_load();
   for (int64_t layer = 0; layer < load.num_layers; ++layer) {

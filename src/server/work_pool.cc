@@ -1,5 +1,8 @@
 #include "server/work_pool.h"
 
+#include <pthread.h>
+#include <time.h>
+
 #include <utility>
 
 namespace millrace {
@@ -23,6 +26,19 @@ void WorkPool::post(std::function<void()> task) {
     tasks_.push_back(std::move(task));
   }
   wake_.notify_one();
+}
+
+int64_t WorkPool::cpu_ns() {
+  int64_t sum = 0;
+  for (std::thread& thread : threads_) {
+    clockid_t clock;
+    timespec used{};
+    // The handle is that of a thread that runs: they end with the pool.
+    if (pthread_getcpuclockid(thread.native_handle(), &clock) != 0) continue;
+    if (clock_gettime(clock, &used) != 0) continue;
+    sum += int64_t(used.tv_sec) * 1'000'000'000 + used.tv_nsec;
+  }
+  return sum;
 }
 
 void WorkPool::run() {

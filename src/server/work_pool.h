@@ -1,6 +1,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <mutex>
@@ -21,6 +22,8 @@ class WorkPool {
   WorkPool& operator=(const WorkPool&) = delete;
 
   void post(std::function<void()> task);
+
+  int64_t cpu_ns();  // that its threads have used
 
  private:
   void run();
