@@ -175,6 +175,34 @@ class Units(unittest.TestCase):
         self.assertIn("\nUser=millrace\n", text)  # sockets go to the same user only
 
 
+class FromVllm(unittest.TestCase):
+    """The table of flags in docs/from-vllm.md."""
+
+    def test_flags_that_are_the_same_or_accepted_are_there(self):
+        page = (ROOT / "docs/from-vllm.md").read_text().split("## Flags")[1].split("##")[0]
+        usage = run(BUILD / "millrace", "serve", "--help")
+        same, accepted = [], []
+        for row in re.findall(r"^\| (.*) \| (.*) \|$", page, re.M):
+            flags = re.findall(r"`(--[a-z-]+)", row[0])
+            if row[1].startswith("the same"):
+                same += flags
+            elif row[1].startswith("accepted"):
+                accepted += flags
+            # What stands in place of it is there, too.
+            for flag in re.findall(r"`(--[a-z-]+)", row[1]):
+                self.assertRegex(usage, rf"{flag}\b", row)
+        self.assertGreater(len(same), 20)
+        for flag in same:
+            self.assertRegex(usage, rf"{flag}\b")
+        self.assertGreater(len(accepted), 5)
+        for flag in accepted:
+            value = [] if flag.startswith(("--enable", "--trust")) else ["x"]
+            # Known flags come as far as the model that is missing.
+            result = subprocess.run([str(BUILD / "millrace"), "serve", flag, *value, "--model", "/-"],
+                                    capture_output=True, text=True, timeout=TIMEOUT)
+            self.assertIn("/- is not a directory", result.stderr, flag)
+
+
 class Packed(unittest.TestCase):
     """The packages that cpack makes of the build."""
 
