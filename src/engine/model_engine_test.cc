@@ -382,6 +382,21 @@ TEST_F(EngineTest, CountsWhereTheTimeOfStepsWent) {
   EXPECT_LE(after.plan_ns + after.commit_ns + after.region_ns, after.step_ns);
 }
 
+TEST_F(EngineTest, CountsStepsByTheirRows) {
+  const std::unique_ptr<Engine> engine = open(options());
+  (void)engine->generate(greedy(long_prompt(), 10)).value();
+  (void)engine->generate(greedy({1}, 1)).value();  // the steps before it are counted by now
+  const EngineCounters counters = engine->counters();
+  int64_t num_steps = 0, num_rows_at_least = 0;
+  for (size_t i = 0; i < counters.num_steps_by_rows.size(); ++i) {
+    num_steps += counters.num_steps_by_rows[i];
+    num_rows_at_least += counters.num_steps_by_rows[i] * (i == 0 ? 1 : kStepRows[i - 1] + 1);
+  }
+  EXPECT_EQ(num_steps, counters.num_steps);
+  EXPECT_LE(num_rows_at_least, counters.num_rows);
+  EXPECT_GE(counters.num_steps_by_rows[0], 9) << "one row a step while it decodes";
+}
+
 TEST_F(EngineTest, CountsWhatRequestsBroughtAndTook) {
   const std::unique_ptr<Engine> engine = open(options());
   const SchedulerStats before = engine->stats();
