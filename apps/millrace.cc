@@ -19,6 +19,7 @@
 #include "base/format.h"
 #include "bench_flags.h"
 #include "commands.h"
+#include "config_file.h"
 #include "console.h"
 #include "flag_groups.h"
 #include "serve_flags.h"
@@ -392,8 +393,7 @@ void add_lines(CLI::App& app, const char* name, const char* help, const char* ex
   command.callback([&file, run, &action] { action = [&file, run] { return run(file); }; });
 }
 
-// `help` and `version` are flags elsewhere, commands to many. In the order that CLI11 wants: the
-// last one first.
+// `help` and `version` are flags elsewhere, commands to many.
 std::vector<std::string> plain_arguments(int argc, char** argv) {
   std::vector<std::string> arguments(argv + 1, argv + argc);
   if (!arguments.empty() && arguments[0] == "version") arguments[0] = "--version";
@@ -401,7 +401,6 @@ std::vector<std::string> plain_arguments(int argc, char** argv) {
     arguments.erase(arguments.begin());
     arguments.push_back("--help");
   }
-  std::reverse(arguments.begin(), arguments.end());
   return arguments;
 }
 
@@ -499,8 +498,12 @@ int run(int argc, char** argv) {
             encode_file, run_chat_encode, action);
   add_lines(app, "chat-parse", "replies of the model to their parts, line by line", kParseExample,
             parse_file, run_chat_parse, action);
+  Result<std::vector<std::string>> arguments = expand_config(plain_arguments(argc, argv));
+  if (!arguments.has_value()) return fail_usage(arguments.error());
   try {
-    app.parse(plain_arguments(argc, argv));
+    // CLI11 wants the last one first.
+    std::reverse(arguments.value().begin(), arguments.value().end());
+    app.parse(std::move(arguments.value()));
   } catch (const CLI::Success& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& error) {

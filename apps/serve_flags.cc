@@ -246,7 +246,10 @@ void add_serve(CLI::App& app, ServeCommandOptions& options, std::function<int()>
       ->group("Engine (no flag changes an answer)");
   add_record_flag(command, options.model);
   add_needless_flags(command);
-  command.set_config("--config", "", "flags from a file: NAME = VALUE lines (TOML)")
+  // Replaced by what is in the file before flags are read (config_file.h).
+  command
+      .add_option_function<std::string>("--config", [](const std::string&) {},
+                  "flags from a JSON file, {\"port\": 8001, \"api-key\": [\"...\"]}; the command line wins")
       ->type_name("FILE");
   command.callback([&] { action = [&] { return run_serve(options); }; });
 }

@@ -1,5 +1,6 @@
 #include "llm/llm.h"
 
+#include <algorithm>
 #include <random>
 
 #include "base/format.h"
@@ -124,6 +125,24 @@ Result<std::unique_ptr<Llm>> Llm::open(const EngineOptions& options, const OpenP
       new Llm(std::move(tokenizer), std::move(generation.sampling), std::move(engine)));
 }
 
+Llm::Llm(Tokenizer tokenizer, SamplingParams default_sampling, std::unique_ptr<Engine> engine)
+    : tokenizer_(std::move(tokenizer)),
+      default_sampling_(std::move(default_sampling)),
+      engine_(std::move(engine)) {
+  for (int32_t id = 0; id < tokenizer_.vocab_size(); ++id) {
+    longest_token_bytes_ = std::max(longest_token_bytes_, tokenizer_.token_bytes(id).size());
+  }
+}
+
+Status Llm::check_length(size_t num_bytes) const {
+  const auto fewest_tokens = int64_t(num_bytes / longest_token_bytes_);
+  const int64_t max_model_len = engine_->max_model_len();
+  if (fewest_tokens < max_model_len) return {};
+  return Error{Code::kInvalidArgument,
+               format("the maximum context length is ", max_model_len, " tokens, found at least ",
+                      fewest_tokens, " in the prompt")};
+}
+
 Prompt Llm::encode_text(std::string_view text, SpecialTokens mode, bool add_bos) const {
   Prompt prompt{tokenizer_.encode(text, mode), std::nullopt};
   const std::optional<int32_t> bos = tokenizer_.token_id(wire::kBos);
@@ -144,6 +163,9 @@ Result<Prompt> Llm::encode_chat(const ChatRequest& chat) const {
                  "tool_choice: a required call needs thinking to be off: nothing constrains yet "
                  "what follows the reasoning"};
   }
+  size_t num_bytes = 0;
+  for (const PromptSegment& segment : encoded.segments) num_bytes += segment.text.size();
+  RETURN_IF_ERROR(check_length(num_bytes));
   std::vector<TextSegment> segments;
   for (const PromptSegment& segment : encoded.segments) {
     if (segment.is_control && !tokenizer_.token_id(segment.text)) {

@@ -54,8 +54,12 @@ class Llm {
   // What generation_config.json recommends, over the API's defaults.
   const SamplingParams& default_sampling() const { return default_sampling_; }
 
+  // Refuses text of so many bytes that no tokens for it would fit, which is cheaper to find out than
+  // the tokens.
+  Status check_length(size_t num_bytes) const;
   // Plain text to be continued. With `add_bos` it starts with the begin token, once.
   Prompt encode_text(std::string_view text, SpecialTokens mode, bool add_bos) const;
+  // Refuses, too, what check_length() does.
   Result<Prompt> encode_chat(const ChatRequest& chat) const;
 
   // Begins to answer. Refuses at once what makes no sense, does not fit (kInvalidArgument) or would
@@ -71,12 +75,10 @@ class Llm {
   Engine& engine() const { return *engine_; }
 
  private:
-  Llm(Tokenizer tokenizer, SamplingParams default_sampling, std::unique_ptr<Engine> engine)
-      : tokenizer_(std::move(tokenizer)),
-        default_sampling_(std::move(default_sampling)),
-        engine_(std::move(engine)) {}
+  Llm(Tokenizer tokenizer, SamplingParams default_sampling, std::unique_ptr<Engine> engine);
 
   Tokenizer tokenizer_;
+  size_t longest_token_bytes_ = 1;
   SamplingParams default_sampling_;
   std::unique_ptr<Engine> engine_;
   std::atomic<uint64_t> num_requests_{0};

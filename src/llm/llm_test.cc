@@ -71,6 +71,20 @@ TEST_F(LlmTest, TextStartsWithTheBeginTokenOnce) {
   EXPECT_GT(ids(spelled, SpecialTokens::kPlainText, true).size(), with.size());
 }
 
+TEST_F(LlmTest, TextThatCannotFitIsRefusedByItsBytes) {
+  const auto limit = size_t(llm().engine().max_model_len());
+  EXPECT_TRUE(llm().check_length(limit).ok());
+  const Status status = llm().check_length(limit * 1000);
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().code, Code::kInvalidArgument);
+  EXPECT_THAT(status.error().message, HasSubstr("the maximum context length is 16384 tokens"));
+  ChatRequest chat;
+  chat.messages.push_back({.content = {{Part::Kind::kText, std::string(limit * 1000, 'a')}}});
+  const Result<Prompt> prompt = llm().encode_chat(chat);
+  ASSERT_FALSE(prompt.has_value());
+  EXPECT_THAT(prompt.error().message, HasSubstr("found at least"));
+}
+
 TEST_F(LlmTest, AChatIsThoughtAboutThenAnswered) {
   const Answer answer = llm().generate({chat(kCapital), greedy(100)}).value();
   EXPECT_EQ(answer.reply.reasoning, "The user asks for the capital of France. It is Paris.");

@@ -253,8 +253,10 @@ Result<std::vector<Prompt>> encode_prompts(const CompletionRequest& request, con
     if (const auto* ids = std::get_if<std::vector<int32_t>>(&text)) {
       prompts.push_back({*ids, std::nullopt});
     } else {
-      prompts.push_back(llm.encode_text(std::get<std::string>(text), SpecialTokens::kPlainText,
-                                        request.add_special_tokens));
+      const std::string& plain = std::get<std::string>(text);
+      if (!request.truncate_prompt_tokens) RETURN_IF_ERROR(llm.check_length(plain.size()));
+      prompts.push_back(
+          llm.encode_text(plain, SpecialTokens::kPlainText, request.add_special_tokens));
     }
   }
   for (Prompt& prompt : prompts) truncate(request, llm, prompt.token_ids);

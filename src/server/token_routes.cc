@@ -68,6 +68,7 @@ Result<std::string> tokenize_body(ServerContext& context, const JsonValue& json)
   } else {
     const JsonNode text = body.at("prompt");
     if (!text.is(Kind::kString)) return refuse(text, "a string, or messages instead");
+    RETURN_IF_ERROR(context.llm.check_length(text.value->text.size()));
     ASSIGN_OR_RETURN(const bool add_bos, read_bool(body.at("add_special_tokens"), true));
     prompt = context.llm.encode_text(text.value->text, SpecialTokens::kPlainText, add_bos);
   }
