@@ -18,10 +18,15 @@ from pathlib import Path
 from serving import NANO, Server
 
 CLIENTS = Path(__file__).resolve().parent / "clients"
-TIMEOUT = 600  # seconds; generous, for machines that do other work
-KEY = "sk-the-right-key"  # also in clients/harness.mjs
 MIN_NODE = 18
 MIN_TESTS = 80  # so that tests which are not found are noticed
+TIMEOUT = 600  # seconds; generous, for machines that do other work
+KEYS = {  # also in clients/harness.mjs
+    "keys": [
+        {"name": "one", "key": "sk-the-right-key"},
+        {"name": "few", "key": "sk-one-at-a-time", "max_concurrent_requests": 1},
+    ]
+}
 
 
 def check_node():
@@ -59,12 +64,14 @@ def model_with_much_room(folder):
 def run_tests(binary, folder, patterns):
     script = folder / "script.jsonl"
     script.write_bytes(subprocess.check_output(["node", CLIENTS / "script.mjs"], timeout=TIMEOUT))
+    keys = folder / "keys.json"
+    keys.write_text(json.dumps(KEYS))
     model = model_with_much_room(folder / "scripted")
     scripted = ["--model", model, "--engine", f"scripted={script}"]
     flags = {  # as clients/harness.mjs describes them
         "NANO": ["--model", NANO],
         "SCRIPTED": scripted,
-        "KEYED": [*scripted, "--api-key", KEY],
+        "KEYED": [*scripted, "--api-key-file", keys],
         "BUSY_503": [*scripted, "--max-open-requests", 1],
         "BUSY_429": [*scripted, "--max-open-requests", 1, "--overload-status", 429],
     }

@@ -3,13 +3,14 @@
 // ../clients_test.py starts the servers and names them in the environment, as MILLRACE_NAME:
 //   NANO                 the model models/nano
 //   SCRIPTED             answers of script.mjs
-//   KEYED                the same, for who has kKey
+//   KEYED                the same, for who has kKey or, for one request at a time, kLimitedKey
 //   BUSY_503, BUSY_429   the same, one request at a time
 
 import assert from "node:assert/strict";
 import OpenAI from "openai";
 
 export const kKey = "sk-the-right-key";
+export const kLimitedKey = "sk-one-at-a-time";
 
 export function urlOf(server) {
   const url = process.env[`MILLRACE_${server}`];

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import OpenAI from "openai";
 
-import { answer, ask, countingFetch, gauge, isIdleWithin, kKey, openai, urlOf } from "./harness.mjs";
+import { answer, ask, countingFetch, gauge, isIdleWithin, kKey, kLimitedKey, openai, urlOf } from "./harness.mjs";
 import { kReplies } from "./script.mjs";
 
 const client = openai("SCRIPTED");
@@ -29,6 +29,21 @@ test("openai: a wrong key is refused, the right one is taken from either header"
     assert.equal(choice.content, kReplies.plain.content);
     assert.equal((await own.models.list()).data.length, 1);
   }
+});
+
+test("openai: a key's limit is its own, and it is told when to come again", async () => {
+  const limited = openai("KEYED", { apiKey: kLimitedKey });
+  const busy = await chat({ messages: ask("endless"), stream: true }, limited);
+  await assert.rejects(chat({ messages: ask("plain") }, limited), (error) => {
+    assert.ok(error instanceof OpenAI.RateLimitError);
+    assert.equal(error.code, "rate_limit_exceeded");
+    assert.match(error.headers.get("retry-after"), /^[1-9]\d*$/);
+    return true;
+  });
+  await answer(openai("KEYED", { apiKey: kKey }), { messages: ask("plain") });
+  busy.controller.abort();
+  await isIdleWithin("KEYED");
+  await answer(limited, { messages: ask("plain") });
 });
 
 test("openai: another model is not found", async () => {
