@@ -17,9 +17,9 @@ namespace millrace {
 
 // None: no limit.
 struct KeyLimits {
-  std::optional<int64_t> max_concurrent_requests;
-  std::optional<int64_t> requests_per_minute;
-  std::optional<int64_t> tokens_per_minute;  // prompt and output
+  std::optional<int64_t> max_concurrent_requests = {};
+  std::optional<int64_t> requests_per_minute = {};
+  std::optional<int64_t> tokens_per_minute = {};  // prompt and output
 };
 
 struct ApiKey {

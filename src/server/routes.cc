@@ -111,7 +111,7 @@ bool path_matches(std::string_view pattern, std::string_view path) {
 }  // namespace
 
 bool Route::matches(std::string_view other) const {
-  return path_matches(path, other) && other.size() + 1 > path.size() - path.ends_with('*');
+  return path_matches(path, other) && other.size() >= path.size();  // a '*' is not empty
 }
 
 std::span<const Route> routes() { return kRoutes; }

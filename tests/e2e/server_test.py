@@ -375,7 +375,7 @@ class Transport(unittest.TestCase):
 class Overload(unittest.TestCase):
     def test_ten_times_too_many_cost_nothing(self):
         with serve("--max-num-seqs", 4, "--max-open-requests", 8) as server:
-            long = text(max_tokens=3000, ignore_eos=True)
+            long = text(max_tokens=1200, ignore_eos=True)
             threads = [threading.Thread(target=server.post, args=(TEXT, long)) for _ in range(8)]
             for thread in threads:
                 thread.start()
