@@ -245,7 +245,7 @@ int measure(const BenchCommandOptions& options, net::EventLoop& loop, Target& ta
     RequestMix other = options.mix;
     other.seed = mix64(other.seed);  // prompts that the run does not have
     ClosedLoop warmup(other, setup.num_warmup, std::min(num_at_once, setup.num_warmup));
-    const Run run = run_workload(loop, warmup, target, run_options);
+    const RunOutcome run = run_workload(loop, warmup, target, run_options);
     was_interrupted = run.was_interrupted;
     rules.was_warmed_up = std::all_of(run.records.begin(), run.records.end(), is_success) &&
                           int64_t(run.records.size()) == setup.num_warmup;
@@ -253,7 +253,7 @@ int measure(const BenchCommandOptions& options, net::EventLoop& loop, Target& ta
 
   setup.start_time = utc_now();
   setup.before = read_counters();
-  Run run;
+  RunOutcome run;
   if (was_interrupted) {
     run.was_interrupted = true;
     run.num_planned = options.num_requests;

@@ -96,7 +96,7 @@ bool is_off(int64_t found, int64_t planned) {
 
 double interactivity(double percentile_ms) { return percentile_ms > 0 ? 1000 / percentile_ms : 0; }
 
-RunMetrics compute_metrics(const Run& run) {
+RunMetrics compute_metrics(const RunOutcome& run) {
   RunMetrics m;
   m.num_planned = run.num_planned;
   m.num_sent = int64_t(run.records.size());
@@ -207,7 +207,7 @@ RunMetrics compute_metrics(const Run& run) {
   return m;
 }
 
-std::vector<std::string> find_invalid(const Run& run, const RunMetrics& metrics,
+std::vector<std::string> find_invalid(const RunOutcome& run, const RunMetrics& metrics,
                                       const ValidityRules& rules) {
   std::vector<std::string> reasons;
   const auto percent = [](double part) { return format(std::round(part * 1000) / 10, " %"); };

@@ -49,7 +49,7 @@ struct RunMetrics {
   int64_t num_without_usage = 0;  // the server did not count: chunks stand for tokens
 };
 
-RunMetrics compute_metrics(const Run& run);
+RunMetrics compute_metrics(const RunOutcome& run);
 
 // Tokens per second of a user: 1 / percentile of the time per token, so that the 90th is the slow
 // tail. 0: there are none.
@@ -60,12 +60,12 @@ struct ValidityRules {
   double mean_gap_ms = 0;  // of an open loop's plan
   bool forces_output_length = true;
   bool was_warmed_up = true;  // as asked for
-  std::optional<bool> was_server_restarted;
+  std::optional<bool> was_server_restarted = {};
   double min_duration_s = 0;
 };
 
 // Why the figures should not be trusted; empty: nothing speaks against them.
-std::vector<std::string> find_invalid(const Run& run, const RunMetrics& metrics,
+std::vector<std::string> find_invalid(const RunOutcome& run, const RunMetrics& metrics,
                                       const ValidityRules& rules);
 
 }  // namespace millrace

@@ -32,7 +32,7 @@ void add_distribution(std::string& out, const char* name, const Distribution& d)
       d.p50, d.p75, d.p90, d.p95, d.p99, d.max, d.n);
 }
 
-double client_cpu(const Run& run) {
+double client_cpu(const RunOutcome& run) {
   return run.wall_ns > 0 ? double(run.client_cpu_ns) / double(run.wall_ns) : 0;
 }
 
@@ -76,7 +76,7 @@ std::optional<ServerWork> server_work(const RunSetup& setup) {
 
 }  // namespace
 
-std::string report_text(const RunSetup& setup, const Run& run, const RunMetrics& m,
+std::string report_text(const RunSetup& setup, const RunOutcome& run, const RunMetrics& m,
                         const std::vector<std::string>& invalid) {
   std::string out;
   add(out, "==== setup ====\n");
@@ -189,7 +189,7 @@ std::string report_text(const RunSetup& setup, const Run& run, const RunMetrics&
   return out;
 }
 
-std::string report_json(const RunSetup& setup, const Run& run, const RunMetrics& m,
+std::string report_json(const RunSetup& setup, const RunOutcome& run, const RunMetrics& m,
                         const std::vector<std::string>& invalid) {
   JsonWriter json;
   json.begin_object().member("valid", invalid.empty()).member("invalid_reasons", invalid);

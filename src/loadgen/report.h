@@ -46,11 +46,11 @@ struct RunSetup {
   std::optional<ServerCounters> before, after;  // the run
 };
 
-std::string report_text(const RunSetup& setup, const Run& run, const RunMetrics& metrics,
+std::string report_text(const RunSetup& setup, const RunOutcome& run, const RunMetrics& metrics,
                         const std::vector<std::string>& invalid);
 
 // One object; units are in the names.
-std::string report_json(const RunSetup& setup, const Run& run, const RunMetrics& metrics,
+std::string report_json(const RunSetup& setup, const RunOutcome& run, const RunMetrics& metrics,
                         const std::vector<std::string>& invalid);
 
 // A line of JSON for each request, times in nanoseconds from the start of the run; those of the

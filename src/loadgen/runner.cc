@@ -22,7 +22,7 @@ class Runner {
   Runner(net::EventLoop& loop, Workload& workload, Target& target, const RunOptions& options)
       : loop_(loop), workload_(workload), target_(target), options_(options) {}
 
-  Run run() {
+  RunOutcome run() {
     run_.num_planned = workload_.num_requests();
     loop_.post([this] {
       start_ns_ = monotonic_ns();
@@ -100,7 +100,7 @@ class Runner {
   net::EventLoop::Timer timer_, tick_timer_;
   int64_t start_ns_ = 0, start_cpu_ns_ = 0, tick_ns_ = 0, tick_cpu_ns_ = 0;
   int64_t num_running_ = 0, num_failed_ = 0;
-  Run run_;
+  RunOutcome run_;
 };
 
 }  // namespace
@@ -108,8 +108,8 @@ class Runner {
 int64_t thread_cpu_ns() { return read_clock(CLOCK_THREAD_CPUTIME_ID); }
 int64_t monotonic_ns() { return read_clock(CLOCK_MONOTONIC); }
 
-Run run_workload(net::EventLoop& loop, Workload& workload, Target& target,
-                 const RunOptions& options) {
+RunOutcome run_workload(net::EventLoop& loop, Workload& workload, Target& target,
+                        const RunOptions& options) {
   return Runner(loop, workload, target, options).run();
 }
 

@@ -23,7 +23,7 @@ struct RunOptions {
   std::function<bool()> is_interrupted;                 // asked as often; gives up what runs
 };
 
-struct Run {
+struct RunOutcome {
   std::vector<RequestRecord> records;  // in the order in which they ended
   int64_t wall_ns = 0;
   int64_t client_cpu_ns = 0;   // of the thread that sent and read everything
@@ -33,8 +33,8 @@ struct Run {
 };
 
 // Runs a workload against a target, on the caller's thread. Requires: the loop does not run.
-Run run_workload(net::EventLoop& loop, Workload& workload, Target& target,
-                 const RunOptions& options);
+RunOutcome run_workload(net::EventLoop& loop, Workload& workload, Target& target,
+                        const RunOptions& options);
 
 // Times of the calling thread and of the monotonic clock.
 int64_t thread_cpu_ns();
