@@ -48,6 +48,14 @@ void add_address_flags(CLI::App& command, ServerOptions& options) {
       ->check(check_path)
       ->type_name("PATH")
       ->group(group);
+  command
+      .add_option("--allowed-hosts", options.allowed_hosts,
+                  "at a loopback address: names besides localhost that requests may give as Host, as "
+                  "behind a proxy; may be repeated; *: any")
+      ->check(check_path)
+      ->type_name("NAME")
+      ->allow_extra_args(false)
+      ->group(group);
   command.add_option("--root-path", options.root_path, "what a reverse proxy puts in front of paths")
       ->check(check_root_path)
       ->type_name("/PATH")

@@ -1,5 +1,8 @@
 #include "openai/completion_request.h"
 
+#include <algorithm>
+#include <cctype>
+#include <set>
 #include <span>
 
 #include "base/format.h"
@@ -160,6 +163,32 @@ Status read_template_kwargs(const JsonNode& kwargs, const JsonValue& body,
   return {};
 }
 
+// As the API has them: parts of 1 to 64 letters, digits, - and _, a namespace before "::".
+bool is_tool_name(std::string_view name) {
+  constexpr size_t kMaxLength = 64;
+  const size_t separator = name.find("::");
+  if (separator != name.npos) {
+    return is_tool_name(name.substr(0, separator)) && is_tool_name(name.substr(separator + 2));
+  }
+  return !name.empty() && name.size() <= kMaxLength &&
+         std::all_of(name.begin(), name.end(), [](unsigned char c) {
+           return std::isalnum(c) || c == '_' || c == '-';
+         });
+}
+
+// Calls come back by name, so each has one of its own, and one that clients can pass on.
+Status check_tool_names(const JsonNode& tools, const ChatRequest& chat) {
+  std::set<std::string_view> names;
+  for (size_t i = 0; i < chat.tools.size(); ++i) {
+    const JsonNode name = tools.at(i).at("function").at("name");
+    if (!is_tool_name(chat.tools[i].name)) {
+      return refuse(name, "1 to 64 letters, digits, - or _");
+    }
+    if (!names.insert(chat.tools[i].name).second) return refuse(name, "a name of its own");
+  }
+  return {};
+}
+
 // A schema that must be kept needs something that constrains the output.
 Status refuse_strict_tools(const JsonNode& tools) {
   ASSIGN_OR_RETURN(const std::vector<JsonNode> entries, read_list(tools));
@@ -182,6 +211,7 @@ Status read_chat(Fields& fields, const JsonValue& body, const RequestLimits& lim
   ChatParseOptions options;
   options.limits = limits.json;
   ASSIGN_OR_RETURN(request.chat, parse_chat_request(body, options));
+  RETURN_IF_ERROR(check_tool_names(fields.at("tools"), request.chat));
   RETURN_IF_ERROR(
       read_template_kwargs(fields.at("chat_template_kwargs"), body, options, request.chat));
   if (request.chat.tool_choice == ToolChoice::kRequired) {

@@ -253,7 +253,10 @@ void CompletionCall::take(size_t prompt_idx, const AnswerEvent& event, std::stri
                                                                  : std::string_view(reason),
                        .is_chat_with_tools = !request_.chat.tools.empty(),
                        .has_tool_calls = !answer.reply.tool_calls.empty(),
-                       .is_streamed = request_.stream});
+                       .is_streamed = request_.stream,
+                       .is_empty = endpoint_ == openai::Endpoint::kChatCompletions &&
+                                   reason == "stop" && answer.reply.content.empty() &&
+                                   answer.reply.tool_calls.empty()});
   }
   if (writer_) writer_->add(prompt_idx, event, answer, out);
 }

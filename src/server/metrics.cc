@@ -140,6 +140,8 @@ Metrics::Metrics(const MetricsOptions& options)
                                 "Of that, with all threads of the engine at work.");
   slow_readers_ = own_counter("slow_reader_pauses_total",
                               "Times that an answer waited for its reader.");
+  empty_answers_ = own_counter("empty_answers_total",
+                               "Chats that stopped with neither answer nor call.");
   prometheus::Family<prometheus::Counter>& rejections =
       prometheus::BuildCounter()
           .Name(own("rejected_requests_total"))
@@ -279,6 +281,7 @@ void Metrics::on_token_gap(double seconds) { itl_->Observe(seconds); }
 void Metrics::on_choice(const Ended& ended) {
   const auto found = finished_.find(ended.finished_reason);
   if (found != finished_.end()) found->second->Increment();
+  if (ended.is_empty) empty_answers_->Increment();
   if (ended.is_chat_with_tools) {
     tool_calls_.at({ended.is_streamed, ended.has_tool_calls})->Increment();
   }

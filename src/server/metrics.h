@@ -48,6 +48,7 @@ class Metrics {
   struct Ended {
     std::string_view finished_reason;  // of one choice: stop, length, abort, error, repetition
     bool is_chat_with_tools = false, has_tool_calls = false, is_streamed = false;
+    bool is_empty = false;  // a chat's that stopped with neither answer nor call
   };
   void on_choice(const Ended& ended);
   struct Served {
@@ -94,7 +95,7 @@ class Metrics {
   prometheus::Counter *preemptions_, *computed_tokens_, *steps_, *prefill_rows_, *decode_rows_,
       *recomputed_rows_, *step_seconds_, *region_seconds_;
   // As they happen.
-  prometheus::Counter *prompt_tokens_, *generation_tokens_, *slow_readers_;
+  prometheus::Counter *prompt_tokens_, *generation_tokens_, *slow_readers_, *empty_answers_;
   std::map<std::string, prometheus::Counter*, std::less<>> finished_, rejections_;
   std::map<std::pair<bool, bool>, prometheus::Counter*> tool_calls_;  // streamed, with calls
   prometheus::Histogram *ttft_, *itl_, *time_per_token_, *e2e_, *queue_, *prefill_, *decode_,

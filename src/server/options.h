@@ -20,6 +20,9 @@ struct ServerOptions {
   std::string host = "127.0.0.1";
   int port = 8000;
   std::string unix_socket;  // instead of host and port
+  // What requests may call this host, beside localhost and addresses, if it listens at a loopback
+  // address: a web page must not get at it under a name of its own (DNS rebinding). "*": anything.
+  std::vector<std::string> allowed_hosts;
   std::string root_path;    // in front of every path, as a reverse proxy adds it
   std::vector<std::string> served_model_names;  // at least one; the first is that of answers
   std::string model_root;                       // where clients may load the tokenizer from

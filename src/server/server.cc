@@ -67,6 +67,23 @@ bool is_json(const net::HttpRequest& request) {
   return name == "application/json" || name.ends_with("+json");
 }
 
+bool is_loopback(std::string_view host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
+// The name in a Host header, without port and brackets.
+std::string_view host_name(std::string_view host) {
+  if (host.starts_with('[')) return host.substr(1, host.find(']') - 1);
+  return host.substr(0, host.find(':'));
+}
+
+// Whether a request may call a server at a loopback address so.
+bool is_own_name(std::string_view name, const std::vector<std::string>& allowed) {
+  if (is_loopback(name) || name.empty()) return true;
+  const auto is_allowed = [&](const std::string& host) { return host == "*" || host == name; };
+  return std::any_of(allowed.begin(), allowed.end(), is_allowed);
+}
+
 std::string http_error_type(int status) {
   switch (status) {
     case 404: return "not_found_error";
@@ -172,6 +189,13 @@ std::optional<openai::ApiError> Server::Impl::refuse(const net::HttpRequest& req
                                                      const FoundRoute& found,
                                                      std::optional<size_t>& key_idx) {
   openai::ApiError error;
+  const std::string* host = request.header("host");
+  if (host != nullptr && options.unix_socket.empty() && is_loopback(options.host) &&
+      !is_own_name(host_name(*host), options.allowed_hosts)) {
+    error.status = 403, error.type = "permission_error";
+    error.message = "Host: found a name that is not this server's; --allowed-hosts adds names";
+    return error;
+  }
   const Access access = found.route == nullptr ? Access::kKey : found.route->access;
   if (access == Access::kAdmin) {
     const std::string* presented = request.header("authorization");

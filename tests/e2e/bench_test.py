@@ -170,6 +170,29 @@ class Bench(unittest.TestCase):
         self.assertEqual(local.summary["corpus_sha256"], remote.summary["corpus_sha256"])
         self.assertEqual(local.summary["output_tokens"], 80)
 
+    def test_lengths_are_drawn_from_a_file(self):
+        url = self.serve(steady(1, 1))
+        lengths = Path(self.folder.name) / "lengths.csv"
+        lengths.write_text("input,output\r\n10,2\r\n20,4\r\n\r\n30,6\r\n")
+        flags = ("--url", url, "--requests", 30, "--lengths", lengths)
+        run = bench(*flags)
+        self.assertEqual(run.status, 0, run.out + run.err)
+        pairs = {(r["prompt_tokens"], r["output_tokens"]) for r in run.requests}
+        self.assertEqual(pairs, {(10, 2), (20, 4), (30, 6)})
+        lengths.write_text("10,2\n20,-4\n")
+        refused = bench(*flags)
+        self.assertEqual(refused.status, 1)
+        self.assertIn("line 2", refused.err)
+
+    def test_a_duration_ends_the_sending_and_not_the_answers(self):
+        url = self.serve(steady(1, 1))
+        run = bench("--url", url, "--requests", 100000, "--concurrency", 2, "--duration", 1,
+                    "--input-tokens", 8, "--output-tokens", 20)
+        self.assertEqual(run.status, 0, run.out + run.err)
+        self.assertLess(run.summary["requests_sent"], 2000)
+        self.assertEqual(run.summary["requests_cancelled"], 0)
+        self.assertTrue(all(r["send_ns"] < 1e9 for r in run.requests))
+
     def test_the_same_seed_sends_the_same_requests(self):
         url = self.serve(steady(1, 1))
         lengths = []

@@ -126,6 +126,12 @@ WRONG_FIELDS = [
     (CHAT, chat(tools=[{"type": "web_search", "function": {"name": "f"}}]), "tools[0].type"),
     (CHAT, chat(tools=[{"type": "function", "function": {}}]), "tools[0].function.name"),
     (CHAT, chat(tools=[{"type": "function", "function": {"name": ""}}]), "tools[0].function.name"),
+    (CHAT, chat(tools=[{"type": "function", "function": {"name": "x" * 65}}]),
+     "tools[0].function.name"),
+    (CHAT, chat(tools=[{"type": "function", "function": {"name": "a.b"}}]), "tools[0].function.name"),
+    (CHAT, chat(tools=[{"type": "function", "function": {"name": "a b"}}]), "tools[0].function.name"),
+    (CHAT, chat(tools=[{"type": "function", "function": {"name": "f"}}] * 2),
+     "tools[1].function.name"),
     (CHAT, chat(tool_choice="always"), "tool_choice"),
     (CHAT, chat(tool_choice="required"), "tool_choice"),
     (CHAT, chat(tool_choice={"type": "function", "function": {"name": "g"}}),
@@ -228,35 +234,35 @@ RAW = [
     (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 80, {400}),
     (b"GET\r\n\r\n", {400}),
     (b"GET / HTTP/9.9\r\n\r\n", {400, 505}),
-    (b"GET / HTTP/1.1\r\nHost x\r\n\r\n", {400}),
-    (b"GET / HTTP/1.1\r\n Host: x\r\n\r\n", {400}),
-    (b"GET / HTTP/1.1\r\nHost : x\r\n\r\n", {400}),
-    (b"GET / HTTP/1.1\r\nHost: x\r\nBad\x01Name: y\r\n\r\n", {400}),
-    (b"GET / HTTP/1.1\r\nHost: x\r\nA: b\x00c\r\n\r\n", {400}),
-    (b"GET http:// HTTP/1.1\r\nHost: x\r\n\r\n", {200, 400}),
-    (b"GET \x80\xff HTTP/1.1\r\nHost: x\r\n\r\n", {400, 404}),
-    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: abc\r\n\r\n", {400}),
-    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n", {400}),
-    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n",
+    (b"GET / HTTP/1.1\r\nHost localhost\r\n\r\n", {400}),
+    (b"GET / HTTP/1.1\r\n Host: localhost\r\n\r\n", {400}),
+    (b"GET / HTTP/1.1\r\nHost : localhost\r\n\r\n", {400}),
+    (b"GET / HTTP/1.1\r\nHost: localhost\r\nBad\x01Name: y\r\n\r\n", {400}),
+    (b"GET / HTTP/1.1\r\nHost: localhost\r\nA: b\x00c\r\n\r\n", {400}),
+    (b"GET http:// HTTP/1.1\r\nHost: localhost\r\n\r\n", {200, 400}),
+    (b"GET \x80\xff HTTP/1.1\r\nHost: localhost\r\n\r\n", {400, 404}),
+    (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: abc\r\n\r\n", {400}),
+    (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n", {400}),
+    (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999999\r\n\r\n",
      {400, 413}),
-    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
      b"Content-Length: 2000000\r\n\r\n", {413}),
-    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n"
+    (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n"
      b"abcdef", {400}),
-    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n"
+    (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
      b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", {400}),
-    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n", {400, 501}),
-    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n", {400, 501}),
+    (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
      b"Transfer-Encoding: chunked\r\n\r\nFFFFFFFF\r\n", {400, 413}),
-    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
      b"Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFFFF\r\n", {400, 413}),
-    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
      b"Transfer-Encoding: chunked\r\n\r\nxyz\r\n", {400}),
-    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
      b"Transfer-Encoding: chunked\r\n\r\n3\r\nabcdef\r\n", {400}),
-    (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 1000 + b"\r\n", {431}),
-    (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"b" * 100_000 + b"\r\n\r\n", {431}),
-    (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", {400, 414, 431}),
+    (b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 1000 + b"\r\n", {431}),
+    (b"GET / HTTP/1.1\r\nHost: localhost\r\nA: " + b"b" * 100_000 + b"\r\n\r\n", {431}),
+    (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", {400, 414, 431}),
 ]
 
 
@@ -404,6 +410,10 @@ class Hostile(unittest.TestCase):
             (CHAT, chat(messages=[{"role": "tool", "tool_call_id": "x", "content": "y"}])),
             (CHAT, chat(messages=[{"role": "user", "content": "😀👩‍👩‍👧 中文"}])),
             (CHAT, chat(tools=[])),
+            (CHAT, chat(tools=[{"type": "function", "function": {
+                "name": "x" * 64, "parameters": {"type": "object", "required": None}}}])),
+            (CHAT, chat(tools=[{"type": "function", "function": {"name": f"f-{i}"}}
+                               for i in range(200)])),
             (CHAT, chat(seed=-5)),
             (CHAT, chat(seed=2**64 - 1)),
             (CHAT, chat(logit_bias={"5": 1000})),
@@ -435,12 +445,12 @@ class Hostile(unittest.TestCase):
             if i < 100:
                 s.sendall(b"GET /health HTTP/1.1\r\nHo")  # the rest never comes
             elif i < 150:
-                s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+                s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
                           b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
             else:  # never reads its stream
                 body = json.dumps(text(prompt=f"{i}", max_tokens=4000, stream=True, ignore_eos=True,
                                        logprobs=5, seed=i)).encode()
-                s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json"
+                s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
                           b"\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
             sockets.append(s)
         start = time.monotonic()
@@ -463,7 +473,7 @@ class Hostile(unittest.TestCase):
     def test_random_bytes_never_stop_it(self):
         rng = random.Random(7)
         seeds = [data for data, _ in RAW] + [
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: 15\r\n\r\n{\"prompt\": \"a\"}"]
 
         def attack(seed):

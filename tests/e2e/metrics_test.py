@@ -322,7 +322,7 @@ class Metrics(unittest.TestCase):
                                    "max_tokens": 4000, "ignore_eos": True})
                 with socket.create_connection(("127.0.0.1", server.port)) as client:
                     client.sendall(
-                        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json"
+                        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
                         b"\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body.encode()))
                     self.assertIn(b"200 OK", client.recv(4096))
             self.assertTrue(server.wait_until_idle(30))
@@ -355,7 +355,7 @@ class Metrics(unittest.TestCase):
             for method in ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "BREW", "PROPFIND"]:
                 for path in paths:
                     with socket.create_connection(("127.0.0.1", server.port)) as client:
-                        client.sendall(f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close"
+                        client.sendall(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close"
                                        "\r\n\r\n".encode())
                         while client.recv(4096):
                             pass

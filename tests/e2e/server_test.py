@@ -98,6 +98,17 @@ class Plain(unittest.TestCase):
         _, headers, _ = self.server.request("GET", "/version")
         self.assertNotIn("access-control-allow-origin", headers)
 
+    def test_a_page_cannot_get_here_under_a_name_of_its_own(self):
+        for host, expected in [("127.0.0.1", 200), ("localhost:8000", 200), ("[::1]:80", 200),
+                               ("127.8.8.8", 200), ("evil.example", 403), ("localhost.evil", 403),
+                               ("evil.example:8000", 403), ("10.0.0.1", 403)]:
+            for method, path, body in [("GET", "/v1/models", None), ("POST", TEXT, text())]:
+                status, _, content = self.server.request(method, path, body, {"Host": host})
+                self.assertEqual(status, expected, (host, content))
+        with serve("--allowed-hosts", "my.name") as server:
+            self.assertEqual(server.request("GET", "/health", headers={"Host": "my.name"})[0], 200)
+            self.assertEqual(server.request("GET", "/health", headers={"Host": "other"})[0], 403)
+
     def test_content_types(self):
         for type_ in ("application/json", "application/json; charset=utf-8", "Application/JSON",
                       "application/vnd.api+json"):
@@ -108,7 +119,7 @@ class Plain(unittest.TestCase):
     def test_chunked_bodies_and_expect(self):
         body = json.dumps(text()).encode()
         chunks = b"".join(b"1\r\n%c\r\n" % b for b in body) + b"0\r\nX: y\r\n\r\n"
-        head = (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                 b"Transfer-Encoding: chunked\r\n")
         with socket.create_connection(("127.0.0.1", self.server.port), timeout=60) as s:
             s.sendall(head + b"\r\n" + chunks)
@@ -340,7 +351,7 @@ class Transport(unittest.TestCase):
                 with socket.socket(socket.AF_UNIX) as s:
                     s.settimeout(60)
                     s.connect(path)
-                    s.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+                    s.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
                     self.assertIn(b"200 OK", s.recv(100))
 
     def test_a_configuration_file(self):
@@ -427,7 +438,7 @@ class Overload(unittest.TestCase):
             with socket.socket() as s:
                 s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 s.connect(("127.0.0.1", server.port))
-                s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json"
+                s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
                           b"\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
                 end = time.monotonic() + 60
                 while server.stats()["requests"]["paused"] == 0:

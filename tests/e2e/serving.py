@@ -141,7 +141,7 @@ class Connection:
         if self.writer is None:
             await self.open()
         data = b"" if body is None else json.dumps(body).encode()
-        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n"
         if data:
             head += "Content-Type: application/json\r\n"
         self.writer.write(head.encode() + b"\r\n" + data)
