@@ -6,6 +6,7 @@ usage: bench_test.py MILLRACE [--strict] [unittest arguments]
 --strict asks for delays reproduced to below 1 ms at the median, which takes a machine with room.
 """
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -42,7 +43,11 @@ class Result:
             self.requests = [json.loads(line) for line in requests.read_text().splitlines()]
 
 
+used_flags = {"--quiet", "--summary", "--requests-file"}  # bench() always sets these
+
+
 def bench(*flags, env=None):
+    used_flags.update(str(flag) for flag in flags if str(flag).startswith("--"))
     with tempfile.TemporaryDirectory() as folder:
         run = subprocess.run(
             [BINARY, "bench", "--quiet", "--summary", f"{folder}/summary.json", "--requests-file",
@@ -193,6 +198,29 @@ class Bench(unittest.TestCase):
         self.assertEqual(run.summary["requests_cancelled"], 0)
         self.assertTrue(all(r["send_ns"] < 1e9 for r in run.requests))
 
+    def test_a_ramp_a_cap_and_what_a_request_can_have(self):
+        url = self.serve(steady(1, 1))
+        run = bench("--url", url, "--workload", "open", "--rate", 200, "--ramp", "linear",
+                    "--ramp-from", 50, "--ramp-seconds", 1, "--max-concurrency", 1, "--requests", 40,
+                    "--input-tokens", 8, "--output-tokens", 10, "--random-tokens", "--tokenizer",
+                    NANO, "--model-name", "nano", "--temperature", 0.5, "--extra-body",
+                    '{"max_tokens": 7}', "--min-duration", 3600, "--json")
+        self.assertEqual(run.status, 1)
+        self.assertEqual(json.loads(run.out), run.summary)
+        self.assertEqual(run.summary["output_tokens"], 40 * 7)
+        self.assertEqual(run.summary["concurrency_max"], 1)
+        self.assertTrue(any("at least 3600 s" in r for r in run.summary["invalid_reasons"]))
+        self.assertTrue(any("output lengths" in r for r in run.summary["invalid_reasons"]))
+
+    def test_an_engine_in_process_is_opened_with_its_flags(self):
+        run = bench("--in-process", "--model", NANO, "--numerics", "fp32", "--threads", 1, "--isa",
+                    "ref", "--chunk", 16, "--max-model-len", 64, "--max-num-seqs", 2,
+                    "--max-num-batched-tokens", 32, "--max-step-ms", 100, "--kv-bytes", 1 << 24,
+                    "--requests", 2, "--concurrency", 2, "--input-tokens", 8, "--output-tokens", 2,
+                    "--warmup", 0)
+        self.assertEqual(run.status, 0, run.out + run.err)
+        self.assertEqual(run.summary["server"]["threads"], 1)
+
     def test_the_same_seed_sends_the_same_requests(self):
         url = self.serve(steady(1, 1))
         lengths = []
@@ -271,6 +299,17 @@ class Accuracy(unittest.TestCase):
                 self.assertEqual(run.summary["concurrency_max"], STREAMS)
                 # What is checked can fail: other delays are noticed.
                 self.assertNotEqual(deviations(run.summary, ruler, gap_ms=2 * GAP_MS), [])
+
+
+class ZzCoverage(unittest.TestCase):
+    """Runs last, by name: every flag has a test."""
+
+    @unittest.skipIf(len(sys.argv) > 2, "only some tests run")
+    def test_every_flag_was_used(self):
+        text = subprocess.run([BINARY, "bench", "--help"], capture_output=True, text=True).stdout
+        for names in re.findall(r"^  (-[-a-z,]+)", text, re.M):
+            if "--help" not in names:
+                self.assertTrue(used_flags & set(names.split(",")), f"{names} has no test")
 
 
 if __name__ == "__main__":
