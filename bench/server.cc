@@ -67,7 +67,10 @@ constexpr int64_t kModelTokens = 64;
 constexpr int kRounds = 5;
 constexpr size_t kTypicalEventBytes = 250;
 
+pid_t server_pid = 0;  // of the server that runs; 0: none
+
 [[noreturn]] void stop(const std::string& why) {
+  if (server_pid > 0) ::kill(server_pid, SIGTERM);  // exit() destroys nothing of run()
   std::fprintf(stderr, "bench-server: %s\n", why.c_str());
   std::exit(1);
 }
@@ -111,8 +114,10 @@ class ServerProcess {
       stop("cannot start " + program);
     }
     posix_spawn_file_actions_destroy(&actions);
+    server_pid = pid_;
   }
   ~ServerProcess() {
+    server_pid = 0;
     ::kill(pid_, SIGTERM);
     ::waitpid(pid_, nullptr, 0);
   }
