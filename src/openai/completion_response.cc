@@ -123,8 +123,9 @@ class BodyWriter {
   void text_logprobs(const Prompt& prompt, const Answer& answer, const Completion& first) {
     std::vector<TokenWriter::TextToken> tokens;
     for (size_t i = 0; request_.echo && i < prompt.token_ids.size(); ++i) {
-      const auto& logprobs = first.prompt_logprobs[i];
-      tokens.push_back({prompt.token_ids[i], logprobs ? &*logprobs : nullptr});
+      // What was given up before its prompt was computed has fewer of them, or none.
+      const bool is_there = i < first.prompt_logprobs.size() && first.prompt_logprobs[i];
+      tokens.push_back({prompt.token_ids[i], is_there ? &*first.prompt_logprobs[i] : nullptr});
     }
     for (const TokenLogprobs& logprobs : answer.completion.logprobs) {
       tokens.push_back({logprobs.token.token_id, &logprobs});

@@ -17,6 +17,7 @@ struct ApiError {
   int status = 400;
   std::string type, message;
   std::optional<std::string> param, code;
+  int retry_after_s = 1;  // of 429 and 503: when it may go better
 };
 
 // By the code of the error and the form of its message: "FIELD: found X, expected Y".

@@ -68,7 +68,7 @@ Status read_logit_bias(const JsonNode& node, std::vector<std::pair<int32_t, doub
     if (error != std::errc() || end != key.data() + key.size() || key.empty()) {
       return refuse_reason(node, format("found key ", key, ", expected token ids as keys"));
     }
-    const JsonNode bias = node.at(key);
+    const JsonNode bias{&node.value->items[i], format(node.path, '.', key)};
     ASSIGN_OR_RETURN(const std::optional<double> number, read_number<double>(bias));
     if (!number) return refuse(bias, "a number");
     biases.emplace_back(id, std::clamp(*number, -100.0, 100.0));

@@ -1,5 +1,6 @@
 #include "server/api_keys.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/format.h"
@@ -132,6 +133,19 @@ Status KeyRing::enter(size_t idx, double now_s) {
   ++use.num_open;
   if (limits.requests_per_minute) use.begun_s.push_back(now_s);
   return {};
+}
+
+double KeyRing::retry_after_s(size_t idx, double now_s) const {
+  const KeyLimits& limits = keys_[idx].limits;
+  const Use& use = uses_[idx];
+  double wait_s = 1;
+  if (limits.requests_per_minute && int64_t(use.begun_s.size()) >= *limits.requests_per_minute) {
+    wait_s = std::max(wait_s, use.begun_s.front() + kMinute - now_s);
+  }
+  if (limits.tokens_per_minute && use.num_tokens >= *limits.tokens_per_minute) {
+    wait_s = std::max(wait_s, use.ended.front().time_s + kMinute - now_s);
+  }
+  return wait_s;
 }
 
 void KeyRing::leave(size_t idx, int64_t num_tokens, double now_s) {

@@ -50,6 +50,8 @@ class KeyRing {
   // Before a request: kExhausted if it would be one too many. Otherwise it is open until leave().
   Status enter(size_t idx, double now_s);
   void leave(size_t idx, int64_t num_tokens, double now_s);
+  // When a request that was refused may go better.
+  double retry_after_s(size_t idx, double now_s) const;
 
  private:
   struct Ended {

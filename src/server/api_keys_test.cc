@@ -83,6 +83,8 @@ TEST(ApiKeys, LimitsCountWhatIsOpenAndTheLastMinute) {
   ring.leave(1, 5, 1);
   ASSERT_TRUE(ring.enter(1, 30).ok());
   EXPECT_FALSE(ring.enter(1, 59).ok());
+  EXPECT_EQ(ring.retry_after_s(1, 45), 15);
+  EXPECT_EQ(ring.retry_after_s(1, 59.5), 1);
   EXPECT_TRUE(ring.enter(1, 60).ok()) << "the first was a minute ago";
   EXPECT_FALSE(ring.enter(1, 61).ok());
 

@@ -10,8 +10,6 @@
 namespace millrace {
 namespace {
 
-constexpr int kRetryAfterSeconds = 1;
-
 std::string anthropic_error_body(const openai::ApiError& error, const std::string& request_id) {
   struct Row {
     int status;
@@ -90,7 +88,7 @@ net::HttpResponse error_response(const ServerContext& context, const net::HttpRe
   response.headers.emplace_back("Content-Type", "application/json");
   if (error.status == 401) response.headers.emplace_back("WWW-Authenticate", "Bearer");
   if (error.status == 429 || error.status == 503) {
-    response.headers.emplace_back("Retry-After", format(kRetryAfterSeconds));
+    response.headers.emplace_back("Retry-After", format(error.retry_after_s));
   }
   if (family == ApiFamily::kAnthropic) {
     response.headers.emplace_back("request-id", request_id);

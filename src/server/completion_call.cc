@@ -1,6 +1,7 @@
 #include "server/completion_call.h"
 
 #include <charconv>
+#include <cmath>
 #include <ctime>
 #include <utility>
 
@@ -59,6 +60,7 @@ void CompletionCall::start(std::unique_ptr<Call> call, openai::Endpoint endpoint
       context.metrics.on_rejection("key_limit");
       openai::ApiError error = openai::api_error(status.error());
       error.status = 429, error.type = "rate_limit_error", error.code = "rate_limit_exceeded";
+      error.retry_after_s = int(std::ceil(context.keys.retry_after_s(*call->key_idx, now_s())));
       call->respond_error(error);
       return;
     }
@@ -129,6 +131,12 @@ std::optional<openai::ApiError> CompletionCall::submit() {
       request_.model.empty() ? context_.options.served_model_names.front() : request_.model;
   response_.system_fingerprint = context_.system_fingerprint;
   response_.tokenizer = &context_.llm.tokenizer();
+  const std::optional<int64_t>& most = context_.options.max_open_requests;
+  if (most && int64_t(prompts_.size()) > *most) {
+    return openai::api_error({Code::kInvalidArgument,
+                              format("prompt: found ", prompts_.size(), " prompts, expected at most ",
+                                     *most, ", as many as the server takes at a time")});
+  }
   for (const Prompt& prompt : prompts_) {
     AnswerRequest answer = openai::make_answer_request(request_, prompt, context_.llm);
     answer.request_id = call_->id();
@@ -175,6 +183,9 @@ void CompletionCall::begin() {
   int64_t num_prompt_tokens = 0;
   for (const Prompt& prompt : prompts_) num_prompt_tokens += int64_t(prompt.token_ids.size());
   ticket_.correct(num_prompt_tokens);
+  if (is_aborted_) {
+    for (const auto& stream : streams_) stream->cancel();
+  }
   if (request_.stream) {
     writer_.emplace(request_, prompts_, response_);
     keep_alive();
@@ -314,11 +325,7 @@ void CompletionCall::abort() {
   if (state_ == State::kReading) {
     for (const auto& stream : streams_) stream->cancel();  // their last events end the answer
   } else if (state_ == State::kPreparing) {
-    is_cancelled_ = true;
-    openai::ApiError error;
-    error.status = 503, error.type = "service_unavailable_error", error.code = "draining";
-    error.message = "the request was given up before it began";
-    fail(error);
+    is_aborted_ = true;  // begin() will see it
   }
 }
 

@@ -90,6 +90,7 @@ class CompletionCall : public std::enable_shared_from_this<CompletionCall> {
 
   std::atomic<bool> is_cancelled_{false};  // told to the worker
   State state_ = State::kPreparing;
+  bool is_aborted_ = false;  // before there was anything to abort
   bool has_headers_ = false;  // of a streamed answer
   std::optional<Clock::time_point> first_event_, first_token_, last_token_;
   std::vector<ChoiceTimes> choices_;

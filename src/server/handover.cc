@@ -86,7 +86,8 @@ std::vector<int> receive_fds(int peer) {
 }  // namespace
 
 std::string handover_name(const std::string& host, int port, const std::string& unix_socket) {
-  return "millrace-" + sha256(format(host, '\n', port, '\n', unix_socket)).substr(0, 32);
+  const std::string address = unix_socket.empty() ? format(host, '\n', port) : unix_socket;
+  return "millrace-" + sha256(address).substr(0, 32);
 }
 
 Result<std::unique_ptr<HandoverOffer>> HandoverOffer::create(

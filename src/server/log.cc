@@ -49,8 +49,7 @@ Log::Log(bool json) : impl_(new Impl) {
 }
 
 Log::~Log() {
-  impl_->logger.reset();
-  impl_->writer.reset();  // writes what is left
+  impl_->writer.reset();  // writes what is left, and ends its thread
   delete impl_;
 }
 

@@ -264,8 +264,15 @@ void Server::Impl::on_request(std::shared_ptr<net::HttpExchange> exchange) {
     net::HttpResponse response;
     response.status = 204;
     response.headers = common_headers(context, &request, call->id());
-    response.headers.emplace_back("Access-Control-Allow-Methods", options.cors.allowed_methods);
-    response.headers.emplace_back("Access-Control-Allow-Headers", options.cors.allowed_headers);
+    // For browsers a * leaves out Authorization, and everything where there are credentials.
+    const auto allow = [&](const char* name, const std::string& allowed, std::string_view asked) {
+      const std::string* wanted = request.header(asked);
+      response.headers.emplace_back(name, allowed == "*" && wanted != nullptr ? *wanted : allowed);
+    };
+    allow("Access-Control-Allow-Methods", options.cors.allowed_methods,
+          "access-control-request-method");
+    allow("Access-Control-Allow-Headers", options.cors.allowed_headers,
+          "access-control-request-headers");
     response.headers.emplace_back("Access-Control-Max-Age", "600");
     exchange->respond(std::move(response));
     return;

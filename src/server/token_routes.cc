@@ -136,6 +136,11 @@ void abort_requests(std::unique_ptr<Call> call) {
     call->respond_error(openai::api_error(refuse(ids, "an array of request ids")));
     return;
   }
+  for (size_t i = 0; i < ids.value->items.size(); ++i) {
+    if (ids.at(i).is(Kind::kString)) continue;
+    call->respond_error(openai::api_error(refuse(ids.at(i), "a request id")));
+    return;
+  }
   JsonWriter writer;
   writer.begin_object().key("aborted").begin_array();
   for (const JsonValue& id : ids.value->items) {

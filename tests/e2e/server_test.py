@@ -92,7 +92,10 @@ class Plain(unittest.TestCase):
             "OPTIONS", CHAT, headers={"Origin": "http://a.b", "Access-Control-Request-Method": "POST"})
         self.assertEqual(status, 204)
         self.assertEqual(headers["access-control-allow-origin"], "*")
-        self.assertIn("access-control-allow-methods", headers)
+        self.assertEqual(headers["access-control-allow-methods"], "POST")
+        _, headers, _ = self.server.request("OPTIONS", CHAT, headers={
+            "Origin": "http://a.b", "Access-Control-Request-Headers": "authorization,content-type"})
+        self.assertEqual(headers["access-control-allow-headers"], "authorization,content-type")
         _, headers, _ = self.server.request("GET", "/version", headers={"Origin": "http://a.b"})
         self.assertEqual(headers["access-control-allow-origin"], "*")
         _, headers, _ = self.server.request("GET", "/version")
@@ -226,6 +229,34 @@ class Plain(unittest.TestCase):
         status, _, content = result["answer"]
         self.assertEqual(status, 200)
         self.assertEqual(json.loads(content)["choices"][0]["finish_reason"], "abort")
+
+    def test_what_is_given_up_at_any_moment_ends_with_abort(self):
+        bodies = [text(prompt="word " * 3000, echo=True, logprobs=1, max_tokens=5),
+                  text(prompt=["a", "word " * 3000], echo=True, logprobs=0),
+                  text(prompt="word " * 3000, prompt_logprobs=1),
+                  text(max_tokens=10000, ignore_eos=True)]
+        for i in range(24):
+            body, answers = bodies[i % len(bodies)], []
+            thread = threading.Thread(target=lambda: answers.append(self.server.request(
+                "POST", TEXT, body, {"X-Request-Id": f"given-up-{i}"})))
+            thread.start()
+            time.sleep(i % 6 * 0.01)
+            while thread.is_alive():
+                self.server.post("/abort_requests", {"request_ids": [f"given-up-{i}"]})
+            status, _, content = answers[0]
+            self.assertEqual(status, 200, content)
+            reasons = {c["finish_reason"] for c in json.loads(content)["choices"]}
+            self.assertIn("abort", reasons)
+
+    def test_many_biases_and_prompts_cost_little(self):
+        start = time.monotonic()
+        status, answer = self.server.post(
+            TEXT, text(logit_bias={f"{i:08}": 1 for i in range(100_000)}))
+        self.assertEqual(status, 400, answer)
+        status, answer = self.server.post(TEXT, text(prompt=["a"] * 3000))
+        self.assertEqual((status, answer["error"]["param"]), (400, "prompt"))
+        self.assertLess(time.monotonic() - start, 20)
+        self.assertEqual(self.server.post("/abort_requests", {"request_ids": [1]})[0], 400)
 
     def test_draining_by_hand(self):
         admin = {"Authorization": "Bearer boss"}

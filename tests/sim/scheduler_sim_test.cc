@@ -293,14 +293,15 @@ TEST(Simulation, ABurstIsServedInOrderAndTheQueueIsBounded) {
   SchedulerOptions options = machine();
   options.max_prefill_chunk = options.max_num_batched_tokens;
   Simulation simulation(options, 13);
+  const int64_t num_taken = options.max_waiting + options.max_num_seqs;  // every slot is free
   for (int burst = 0; burst < 5; ++burst) {
     for (int i = 0; i < 500; ++i) simulation.arrive(client);
-    EXPECT_EQ(simulation.stats().num_waiting_requests, options.max_waiting);
+    EXPECT_EQ(simulation.stats().num_waiting_requests, num_taken);
     while (simulation.num_live() > 0) simulation.step();
   }
   simulation.print("bursts of 500");
-  EXPECT_EQ(simulation.num_ended, 5 * options.max_waiting);
-  EXPECT_EQ(simulation.num_refused, 5 * (500 - options.max_waiting));
+  EXPECT_EQ(simulation.num_ended, 5 * num_taken);
+  EXPECT_EQ(simulation.num_refused, 5 * (500 - num_taken));
   EXPECT_TRUE(
       std::is_sorted(simulation.first_token_order.begin(), simulation.first_token_order.end()));
 }
