@@ -230,6 +230,21 @@ std::string check_engine(const std::string& name) {
   return "found \"" + name + "\", expected model or scripted=FILE.jsonl";
 }
 
+// A flag of one workload chooses it, and makes no sense with the other.
+void choose_workload(const CLI::App& command, BenchCommandOptions& options) {
+  const bool is_named = command.count("--workload") > 0;
+  for (const char* flag : {"--rate", "--burstiness", "--max-concurrency", "--ramp"}) {
+    if (command.count(flag) == 0) continue;
+    if (is_named && !options.is_open_loop) {
+      throw CLI::ValidationError(std::string(flag) + ": not with --workload fixed");
+    }
+    options.is_open_loop = true;
+  }
+  if (options.is_open_loop && command.count("--concurrency") > 0) {
+    throw CLI::ValidationError("--concurrency: not with an open workload; --max-concurrency is");
+  }
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app, BenchCommandOptions& options, std::function<int()>& action) {
@@ -256,7 +271,10 @@ void add_bench(CLI::App& app, BenchCommandOptions& options, std::function<int()>
   add_model_flags(command, options.model);
   add_context_flag(command, options.model);
   add_engine_flags(command, options.engine);
-  command.callback([&] { action = [&] { return run_bench(options); }; });
+  command.callback([&] {
+    choose_workload(command, options);
+    action = [&] { return run_bench(options); };
+  });
 }
 
 }  // namespace millrace
