@@ -29,7 +29,6 @@ namespace millrace {
 namespace {
 
 constexpr std::string_view kBuiltInCorpus = "documentation and headers of this program";
-constexpr std::string_view kScripted = "scripted=";
 constexpr std::string_view kProbeText = "The quick brown fox jumps over the lazy dog. ";
 constexpr size_t kMaxLengthsBytes = size_t(64) << 20;
 constexpr double kAskTimeoutS = 30;
@@ -317,15 +316,11 @@ void describe_prompts(const BenchCommandOptions& options, const RequestFields& f
 // ---- An engine in this process.
 
 int bench_engine(const BenchCommandOptions& options, RequestFields fields) {
-  ModelFlags model = options.model;
-  if (options.engine_name.starts_with(kScripted)) {
-    model.script_file = options.engine_name.substr(kScripted.size());
-  }
-  const Result<std::string> model_dir = resolve_model_dir(model.model_dir);
+  const Result<std::string> model_dir = resolve_model_dir(options.model.model_dir);
   if (!model_dir.has_value()) return fail(model_dir.error());
   EngineFlags engine_flags = options.engine;
   engine_flags.max_waiting = std::max(engine_flags.max_waiting, options.num_requests);
-  Result<std::unique_ptr<Llm>> llm = open_llm(model, engine_flags);
+  Result<std::unique_ptr<Llm>> llm = open_llm(options.model, engine_flags);
   if (!llm.has_value()) return fail(llm.error());
   Result<Corpus> corpus = open_corpus(options);
   if (!corpus.has_value()) return fail(corpus.error());

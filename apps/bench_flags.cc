@@ -225,11 +225,6 @@ void add_output_flags(CLI::App& command, BenchCommandOptions& options) {
       ->group(group);
 }
 
-std::string check_engine(const std::string& name) {
-  if (name == "model" || (name.starts_with("scripted=") && name.size() > 9)) return "";
-  return "found \"" + name + "\", expected model or scripted=FILE.jsonl";
-}
-
 // A flag of one workload chooses it, and makes no sense with the other.
 void choose_workload(const CLI::App& command, BenchCommandOptions& options) {
   const bool is_named = command.count("--workload") > 0;
@@ -261,13 +256,7 @@ void add_bench(CLI::App& app, BenchCommandOptions& options, std::function<int()>
   add_workload_flags(command, options);
   add_request_flags(command, options);
   add_output_flags(command, options);
-  command
-      .add_option("--engine", options.engine_name,
-                  "model, or scripted=FILE.jsonl (docs/scripted-engine.md)")
-      ->check(check_engine)
-      ->type_name("ENGINE")
-      ->capture_default_str()
-      ->group("Model");
+  add_engine_choice_flag(command, options.model);
   add_model_flags(command, options.model);
   add_context_flag(command, options.model);
   add_engine_flags(command, options.engine);

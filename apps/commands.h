@@ -109,7 +109,6 @@ struct ServeCommandOptions {
   ModelFlags model;
   EngineFlags engine;
   ServerOptions server;
-  std::string engine_name = "model";  // or scripted=FILE
   std::vector<std::string> api_keys;  // beside those of the file and the environment
   std::string api_key_file, admin_key;
   std::string certificate_file, key_file, ca_file, ciphers;
@@ -120,7 +119,6 @@ int run_serve(const ServeCommandOptions& options);
 struct BenchCommandOptions {
   ModelFlags model;  // in process
   EngineFlags engine;
-  std::string engine_name = "model";  // in process; or scripted=FILE
   bool in_process = false;
   std::string url = "http://127.0.0.1:8000";
   std::string api_key;  // empty: that of the environment

@@ -55,6 +55,26 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       ->group(group);
 }
 
+void add_engine_choice_flag(CLI::App& command, ModelFlags& flags) {
+  const std::string scripted = "scripted=";
+  const auto check = [scripted](const std::string& name) {
+    const bool is_fine =
+        name == "model" || (name.starts_with(scripted) && name.size() > scripted.size());
+    return is_fine ? "" : format("found \"", name, "\", expected model or scripted=FILE.jsonl");
+  };
+  command
+      .add_option_function<std::string>(
+          "--engine",
+          [&flags, scripted](const std::string& name) {
+            flags.script_file = name == "model" ? "" : name.substr(scripted.size());
+          },
+          "model, or scripted=FILE.jsonl: recorded answers (docs/scripted-engine.md)")
+      ->check(check)
+      ->type_name("ENGINE")
+      ->default_str("model")
+      ->group("Model");
+}
+
 void add_context_flag(CLI::App& command, ModelFlags& flags) {
   const auto read = [&flags](const std::string& text) {
     int64_t number = 0;

@@ -36,6 +36,8 @@ std::string check_step_ms(const std::string& text);
 
 void add_compute_flags(CLI::App& command, int& num_threads, std::string& isa);
 void add_model_flags(CLI::App& command, ModelFlags& flags);
+// --engine: the model's, or answers from a script.
+void add_engine_choice_flag(CLI::App& command, ModelFlags& flags);
 void add_context_flag(CLI::App& command, ModelFlags& flags);
 void add_record_flag(CLI::App& command, ModelFlags& flags);
 void add_engine_flags(CLI::App& command, EngineFlags& flags);

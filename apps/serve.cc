@@ -18,7 +18,6 @@ namespace millrace {
 namespace {
 
 constexpr size_t kMaxKeyFileBytes = size_t(1) << 20;
-constexpr std::string_view kScripted = "scripted=";
 
 // SIGINT and SIGTERM, taken by a thread that waits for them, so that they interrupt nothing.
 class StopSignals {
@@ -117,11 +116,7 @@ int run_serve(const ServeCommandOptions& options) {
   Result<ServerOptions> server_options = make_server_options(options, model_dir.value());
   if (!server_options.has_value()) return fail(server_options.error());
 
-  ModelFlags model = options.model;
-  if (options.engine_name.starts_with(kScripted)) {
-    model.script_file = options.engine_name.substr(kScripted.size());
-  }
-  Result<std::unique_ptr<Llm>> llm = open_llm(model, options.engine);
+  Result<std::unique_ptr<Llm>> llm = open_llm(options.model, options.engine);
   if (!llm.has_value()) return fail(llm.error());
   Result<std::unique_ptr<Server>> server =
       Server::create(*llm.value(), std::move(server_options.value()), MILLRACE_VERSION);

@@ -7,11 +7,6 @@
 namespace millrace {
 namespace {
 
-std::string check_engine(const std::string& name) {
-  if (name == "model" || (name.starts_with("scripted=") && name.size() > 9)) return "";
-  return "found \"" + name + "\", expected model or scripted=FILE.jsonl";
-}
-
 std::string check_seconds(const std::string& text) {
   double number = 0;
   const bool is_fine = parse_number(text, number) && number >= 0 && number <= 1e7;
@@ -226,13 +221,7 @@ void add_serve(CLI::App& app, ServeCommandOptions& options, std::function<int()>
       "  curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\\n"
       "    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of France?\"}]}'\n"
       "docs/server.md describes the API, keys, limits and how a new process takes over.");
-  command
-      .add_option("--engine", options.engine_name,
-                  "model, or scripted=FILE.jsonl: recorded answers (docs/scripted-engine.md)")
-      ->check(check_engine)
-      ->type_name("ENGINE")
-      ->capture_default_str()
-      ->group("Model");
+  add_engine_choice_flag(command, options.model);
   command
       .add_option("--served-model-name", options.server.served_model_names,
                   "the model's name in the API; may be repeated; default: the directory's name")

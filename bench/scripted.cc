@@ -10,6 +10,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -95,10 +96,10 @@ int run(int argc, char** argv) {
     std::fprintf(stderr, "usage: bench-scripted MODEL_DIR [STREAMS...]\n");
     return 2;
   }
-  std::string script = "/tmp/millrace-script-XXXXXX";
+  std::string script = std::filesystem::temp_directory_path() / "bench-scripted-XXXXXX";
   const int file = ::mkstemp(script.data());
   if (file < 0) {
-    std::perror("bench-scripted: /tmp");
+    std::perror(script.c_str());
     return 1;
   }
   ::close(file);

@@ -180,9 +180,7 @@ void CompletionCall::write_body() {
 void CompletionCall::begin() {
   state_ = State::kReading;
   choices_.resize(prompts_.size() * size_t(request_.sampling.num_choices));
-  int64_t num_prompt_tokens = 0;
-  for (const Prompt& prompt : prompts_) num_prompt_tokens += int64_t(prompt.token_ids.size());
-  ticket_.correct(num_prompt_tokens);
+  ticket_.correct(openai::num_tokens(prompts_));
   if (is_aborted_) {
     for (const auto& stream : streams_) stream->cancel();
   }
@@ -367,11 +365,9 @@ void CompletionCall::end(bool is_served) {
     }
   }
   ticket_.leave();
-  int64_t num_prompt_tokens = 0, num_output_tokens = 0, longest = 0;
   const bool is_known = !choices_.empty();  // otherwise a worker may be writing it
-  if (is_known) {
-    for (const Prompt& prompt : prompts_) num_prompt_tokens += int64_t(prompt.token_ids.size());
-  }
+  const int64_t num_prompt_tokens = is_known ? openai::num_tokens(prompts_) : 0;
+  int64_t num_output_tokens = 0, longest = 0;
   for (const ChoiceTimes& choice : choices_) {
     num_output_tokens += choice.num_tokens;
     longest = std::max(longest, choice.num_tokens);

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from serving import NANO, Server
+from serving import NANO, Server, install_packages
 
 CLIENTS = Path(__file__).resolve().parent / "clients"
 MIN_NODE = 18
@@ -30,24 +30,9 @@ KEYS = {  # also in clients/harness.mjs
 
 
 def check_node():
-    for program in ("node", "npm"):
-        if shutil.which(program) is None:
-            sys.exit(f"{program} is not installed: apt-get install nodejs npm")
     version = subprocess.check_output(["node", "--version"], text=True).strip()
     if int(re.match(r"v(\d+)", version)[1]) < MIN_NODE:
         sys.exit(f"node: found {version}, expected v{MIN_NODE} or newer")
-
-
-def install_clients():
-    """npm keeps a list of what it has installed."""
-    installed = CLIENTS / "node_modules/.package-lock.json"
-    wanted = json.loads((CLIENTS / "package-lock.json").read_text())["packages"]
-    wanted.pop("")  # the folder itself
-    if installed.exists() and json.loads(installed.read_text())["packages"] == wanted:
-        return
-    command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
-    if subprocess.run(command, cwd=CLIENTS, timeout=TIMEOUT).returncode != 0:
-        sys.exit("npm ci failed: the client libraries come from the npm registry")
 
 
 def model_with_much_room(folder):
@@ -103,7 +88,7 @@ def run_tests(binary, folder, patterns):
 
 
 if __name__ == "__main__":
+    install_packages(CLIENTS)
     check_node()
-    install_clients()
     with tempfile.TemporaryDirectory() as temporary:
         run_tests(sys.argv[1], Path(temporary), sys.argv[2:])

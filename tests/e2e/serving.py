@@ -3,9 +3,11 @@ import asyncio
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -105,6 +107,21 @@ class Server:
     def resident_bytes(self):
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(next(l for l in status.splitlines() if l.startswith("VmRSS")).split()[1]) * 1024
+
+
+def install_packages(folder):
+    """Those of its package-lock.json, unless they are there: npm keeps a list of what it installed."""
+    for program in ("node", "npm"):
+        if shutil.which(program) is None:
+            sys.exit(f"{program} is not installed: apt-get install nodejs npm")
+    installed = folder / "node_modules/.package-lock.json"
+    wanted = json.loads((folder / "package-lock.json").read_text())["packages"]
+    wanted.pop("")  # the folder itself
+    if installed.exists() and json.loads(installed.read_text())["packages"] == wanted:
+        return
+    command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
+    if subprocess.run(command, cwd=folder, timeout=TIMEOUT).returncode != 0:
+        sys.exit("npm ci failed: the packages come from the npm registry")
 
 
 def sse_events(content):

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from serving import NANO, ROOT, Server
+from serving import NANO, ROOT, Server, install_packages
 
 TIMEOUT = 900  # seconds, of one run of all tests
 HERE = Path(__file__).resolve().parent
@@ -19,15 +19,9 @@ HERE = Path(__file__).resolve().parent
 
 def main():
     binary = sys.argv[1]
-    for program in ("node", "npm", "chromium"):
-        if shutil.which(program) is None:
-            raise SystemExit(f"{program} is not installed: apt-get install nodejs npm chromium")
-    installed = HERE / "web/node_modules/.package-lock.json"
-    wanted = HERE / "web/package-lock.json"
-    if not installed.exists() or installed.stat().st_mtime < wanted.stat().st_mtime:
-        subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd=HERE / "web", check=True,
-                       timeout=TIMEOUT)
-        installed.touch()
+    if shutil.which("chromium") is None:
+        raise SystemExit("chromium is not installed: apt-get install chromium")
+    install_packages(HERE / "web")
     failed = []
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "script.jsonl"
