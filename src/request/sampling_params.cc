@@ -62,7 +62,7 @@ Status validate(const SamplingParams& p, int64_t vocab_size) {
   RETURN_IF_ERROR(check_lengths(p, vocab_size));
   for (const auto& [id, bias] : p.logit_bias) {
     RETURN_IF_ERROR(check_token_ids("logit_bias", {id}, vocab_size));
-    if (!(bias >= -100 && bias <= 100)) {
+    if (!(bias >= -kMaxLogitBias && bias <= kMaxLogitBias)) {
       return refuse("logit_bias", format(bias, " for token ", id), "-100 to 100");
     }
   }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -43,7 +44,11 @@ struct SamplingParams {
 };
 
 inline constexpr double kGreedyTemperature = 1e-5;
+inline constexpr double kMaxLogitBias = 100;  // and -100; texts that ask for more get this
 inline constexpr size_t kMaxStopStrings = 64;
+// Of seeds in texts: any 64 bits, with a sign or without.
+inline constexpr std::string_view kSeedRange =
+    "an integer from -9223372036854775808 to 18446744073709551615";
 
 // Refuses what makes no sense; the message names the field, what was found and what was expected.
 Status validate(const SamplingParams& params, int64_t vocab_size);

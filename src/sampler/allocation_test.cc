@@ -1,28 +1,7 @@
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <new>
-
+#include "base/test_counted_allocations.h"
 #include "sampler/sampler.h"
-
-// This binary counts its allocations. Not inline: a compiler that sees through `delete` but not
-// through `new` takes them for a mismatched pair. AddressSanitizer brings its own of every form
-// that is not defined here, so forms that meet each other's memory are defined together.
-namespace {
-int64_t num_allocations = 0;
-}  // namespace
-
-[[gnu::noinline]] void* operator new(size_t size) {
-  ++num_allocations;
-  if (void* p = std::malloc(size)) return p;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void* operator new(size_t size, const std::nothrow_t&) noexcept {
-  ++num_allocations;
-  return std::malloc(size);
-}
-[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
-[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
 
 namespace millrace {
 namespace {

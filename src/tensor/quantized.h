@@ -19,8 +19,8 @@ struct Fp8Matrix {
   int64_t n = 0, k = 0;
   int64_t row_phase = 0;  // where row 0 stands inside its block of 32 rows: 0 but for slices
 
-  int64_t scale_columns() const { return (k + kQuantBlock - 1) / kQuantBlock; }
-  const uint8_t* scale_row(int64_t row) const {
+  constexpr int64_t scale_columns() const { return (k + kQuantBlock - 1) / kQuantBlock; }
+  constexpr const uint8_t* scale_row(int64_t row) const {
     return scales + (row_phase + row) / kQuantBlock * scale_columns();
   }
   // Outputs [begin, end) as a matrix of their own.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -48,6 +49,16 @@ inline CodePoint front_code_point(std::string_view text) {
     value = value << 6 | (byte(i) & 0x3f);
   }
   return {value, lead.size};
+}
+
+// Where the first byte is that starts no well-formed sequence; none: all of it is UTF-8.
+inline std::optional<size_t> find_invalid_utf8(std::string_view text) {
+  for (size_t at = 0; at < text.size();) {
+    const CodePoint next = front_code_point(text.substr(at));
+    if (next.value == CodePoint::kInvalid) return at;
+    at += next.size;
+  }
+  return std::nullopt;
 }
 
 inline void append_utf8(char32_t c, std::string& out) {
