@@ -9,10 +9,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
 #include "base/format.h"
 #include "sys/mapping_faults.h"
+#include "sys/unique_fd.h"
 
 namespace millrace {
 namespace {
@@ -22,19 +24,9 @@ Error errno_error(const std::string& path, const char* what) {
   return {code, format(path, ": ", what, ": ", std::strerror(errno))};
 }
 
-class FileDescriptor {
- public:
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  ~FileDescriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
+Error is_folder(const std::string& path) {
+  return {Code::kInvalidArgument, format(path, ": is a directory, expected a file")};
+}
 
 // Size of an open regular file; other kinds (folders, pipes) are refused by name.
 Result<size_t> regular_size(const std::string& path, int fd) {
@@ -52,7 +44,7 @@ int open_to_read(const std::string& path) {
 }
 
 Status write_all(const std::string& path, int flags, std::string_view content) {
-  const FileDescriptor fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0644));
+  const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0644));
   if (fd.get() < 0) return errno_error(path, "cannot open to write");
   size_t done = 0;
   while (done < content.size()) {
@@ -77,12 +69,13 @@ Status replace_file(const std::string& path, std::string_view content) {
 }  // namespace
 
 Result<MappedFile> MappedFile::open(const std::string& path) {
-  const FileDescriptor fd(open_to_read(path));
+  const UniqueFd fd(open_to_read(path));
   if (fd.get() < 0) return errno_error(path, "cannot open");
   ASSIGN_OR_RETURN(const size_t size, regular_size(path, fd.get()));
   if (size == 0) return MappedFile(path, nullptr, 0);
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
   if (data == MAP_FAILED) return errno_error(path, "cannot map");
+  ::madvise(data, size, MADV_HUGEPAGE);  // a kernel without them refuses
   note_mapping(path, data, size);
   return MappedFile(path, static_cast<const uint8_t*>(data), size);
 }
@@ -96,6 +89,16 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   return *this;
 }
 
+void MappedFile::expect_single_reads(std::span<const uint8_t> part) const {
+  // Whole pages: those at its ends it shares with its neighbours.
+  const uintptr_t page = uintptr_t(::sysconf(_SC_PAGESIZE));
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(part.data()) + page - 1) / page * page;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(part.data() + part.size()) / page * page;
+  if (begin >= end) return;
+  ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_NOHUGEPAGE);
+  ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_RANDOM);
+}
+
 MappedFile::~MappedFile() {
   if (data_ == nullptr) return;
   forget_mapping(data_);
@@ -103,7 +106,7 @@ MappedFile::~MappedFile() {
 }
 
 Result<std::string> read_file(const std::string& path, size_t max_bytes) {
-  const FileDescriptor fd(open_to_read(path));
+  const UniqueFd fd(open_to_read(path));
   if (fd.get() < 0) return errno_error(path, "cannot open");
   ASSIGN_OR_RETURN(const size_t size, regular_size(path, fd.get()));
   if (size > max_bytes) {
@@ -123,13 +126,38 @@ Result<std::string> read_file(const std::string& path, size_t max_bytes) {
   return content;
 }
 
+Status check_writable(const std::string& path) {
+  constexpr const char* kWhat = "cannot be written";
+  struct stat info;
+  const std::filesystem::path name(path);
+  if (::lstat(path.c_str(), &info) != 0) {
+    if (errno != ENOENT) return errno_error(path, kWhat);
+    const std::string folder = name.has_parent_path() ? name.parent_path().string() : ".";
+    return ::access(folder.c_str(), W_OK | X_OK) == 0 ? Status() : errno_error(path, kWhat);
+  }
+  if (::stat(path.c_str(), &info) != 0) {
+    if (errno != ENOENT) return errno_error(path, kWhat);
+    std::error_code error;
+    const std::filesystem::path target = std::filesystem::read_symlink(name, error);
+    return check_writable((name.parent_path() / target).string());
+  }
+  if (S_ISDIR(info.st_mode)) return is_folder(path);
+  if (!S_ISREG(info.st_mode)) {
+    return ::access(path.c_str(), W_OK) == 0 ? Status() : errno_error(path, kWhat);
+  }
+  // A new file takes the old one's place: what is asked for is the folder's leave.
+  std::error_code error;
+  const std::filesystem::path target = std::filesystem::canonical(name, error);
+  if (error) return errno_error(path, kWhat);
+  return ::access(target.parent_path().c_str(), W_OK | X_OK) == 0 ? Status()
+                                                                 : errno_error(path, kWhat);
+}
+
 Status write_file(const std::string& path, std::string_view content) {
   struct stat info;
   if (::lstat(path.c_str(), &info) != 0) return replace_file(path, content);  // says what is wrong
   const bool leads_nowhere = ::stat(path.c_str(), &info) != 0;
-  if (!leads_nowhere && S_ISDIR(info.st_mode)) {
-    return Error{Code::kInvalidArgument, format(path, ": is a directory, expected a file")};
-  }
+  if (!leads_nowhere && S_ISDIR(info.st_mode)) return is_folder(path);
   // A link to nothing makes its target; a device or a pipe takes what is written.
   if (leads_nowhere || !S_ISREG(info.st_mode)) return write_all(path, 0, content);
   char* resolved = ::realpath(path.c_str(), nullptr);

@@ -11,6 +11,8 @@
 #include <fstream>
 
 #include "sys/mapping_faults.h"
+#include "sys/memory.h"
+#include "sys/test_mapping_flags.h"
 
 namespace millrace {
 namespace {
@@ -56,6 +58,23 @@ TEST_F(File, NamesTheMappedFileThatBecameShorterWhenItEndsTheProgram) {
   ASSERT_TRUE(write_file(name, std::string(10'000, 'x')).ok());
   EXPECT_EXIT(read_what_was_cut(name, false), testing::KilledBySignal(SIGBUS),
               "^millrace: memory that is no mapped file: cannot be read any more");
+}
+
+TEST_F(File, OnlyPartsForSingleReadsAreNotReadAhead) {
+  const size_t page = size_t(::sysconf(_SC_PAGESIZE));
+  std::ofstream(path("a")) << std::string(8 * page, 'x');
+  const MappedFile file = std::move(MappedFile::open(path("a")).value());
+  const auto flags_of_page = [&](size_t i) { return test::mapping_flags(&file.bytes()[i * page]); };
+  EXPECT_THAT(flags_of_page(3), testing::Not(HasSubstr(" rr ")));
+  file.expect_single_reads(file.bytes().subspan(2 * page + 7, 3 * page));
+  file.expect_single_reads(file.bytes().subspan(6 * page + 7, 20));  // no whole page
+  for (size_t i = 0; i < 8; ++i) {
+    const bool is_whole = i == 3 || i == 4;
+    EXPECT_EQ(flags_of_page(i).find(" rr ") != std::string::npos, is_whole) << i;
+    if (!read_page_modes().transparent_huge_pages.empty()) {
+      EXPECT_EQ(flags_of_page(i).find(" hg ") != std::string::npos, !is_whole) << i;
+    }
+  }
 }
 
 TEST_F(File, IsReplacedAsAWhole) {
@@ -104,6 +123,31 @@ TEST_F(File, FailuresOfWritingLeaveNothing) {
   ASSERT_FALSE(missing.ok());
   EXPECT_EQ(missing.error().code, Code::kNotFound);
   expect_names({"folder"});
+}
+
+TEST_F(File, WhatCannotBeWrittenIsKnownBefore) {
+  ASSERT_TRUE(write_file(path("file"), "old").ok());
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  fs::create_directory(path("folder"));
+  fs::create_symlink("later", path("dangling"));
+  fs::create_symlink("no/where", path("lost"));
+  fs::create_symlink("loop", path("loop"));
+  for (const char* name : {"file", "new", "folder/new", "pipe", "dangling"}) {
+    EXPECT_TRUE(check_writable(path(name)).ok()) << name;
+  }
+  const auto wrong = [&](const char* name) {
+    const Status status = check_writable(path(name));
+    EXPECT_FALSE(status.ok()) << name;
+    return status.ok() ? "" : status.error().message;
+  };
+  EXPECT_THAT(wrong("folder"), HasSubstr("folder: is a directory, expected a file"));
+  EXPECT_THAT(wrong("no/where"), HasSubstr("no/where: cannot be written: No such file"));
+  EXPECT_THAT(wrong("lost"), HasSubstr("no/where: cannot be written: No such file"));
+  EXPECT_THAT(wrong("loop"), HasSubstr("loop: cannot be written: Too many levels"));
+  EXPECT_THAT(wrong("file/below"), HasSubstr("file/below: cannot be written: Not a directory"));
+  EXPECT_THAT(wrong("new/"), HasSubstr("new/: cannot be written: No such file"));
+  EXPECT_EQ(read_file(path("file")).value(), "old");
+  expect_names({"file", "pipe", "folder", "dangling", "lost", "loop"});
 }
 
 TEST_F(File, PipesAndFoldersAreNotRead) {

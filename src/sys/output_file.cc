@@ -1,9 +1,11 @@
 #include "sys/output_file.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <utility>
@@ -20,9 +22,23 @@ Error errno_error(const std::string& path, const char* what) {
   return {code, format(path, ": ", what, ": ", std::strerror(errno))};
 }
 
+constexpr std::string_view kMark = ".tmp.";  // between a name and the id of who writes it
+
 }  // namespace
 
-std::string OutputFile::temporary_path() const { return format(path_, ".tmp.", ::getpid()); }
+std::optional<std::string> abandoned_name(std::string_view temporary_name) {
+  const size_t mark = temporary_name.rfind(kMark);
+  if (mark == temporary_name.npos) return std::nullopt;
+  const std::string_view digits = temporary_name.substr(mark + kMark.size());
+  pid_t id = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), id);
+  if (error != std::errc() || end != digits.data() + digits.size() || id <= 0) return std::nullopt;
+  const bool is_gone = id == ::getpid() || (::kill(id, 0) != 0 && errno == ESRCH);
+  if (!is_gone) return std::nullopt;
+  return std::string(temporary_name.substr(0, mark));
+}
+
+std::string OutputFile::temporary_path() const { return format(path_, kMark, ::getpid()); }
 
 Result<OutputFile> OutputFile::create(const std::string& path) {
   OutputFile file(path, -1);

@@ -1,12 +1,19 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "base/status.h"
 
 namespace millrace {
+
+// The name that a temporary file was to get from a process that was killed. None: it is no
+// temporary file, or its process still lives. To be asked before this process writes any: one with
+// its own id is of an earlier process that had it.
+std::optional<std::string> abandoned_name(std::string_view temporary_name);
 
 // A file that is written piece by piece under a temporary name beside its own and takes its own
 // name when it is complete. What is not finished is removed.

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -73,6 +74,18 @@ TEST_F(OutputFileTest, SkippedBytesAreZerosThatTakeNoSpace) {
   EXPECT_EQ(mapped.bytes()[kHole - 1], 0);
   EXPECT_EQ(mapped.bytes()[kHole], 'x');
   EXPECT_EQ(mapped.bytes()[2 * kHole], 0);
+}
+
+TEST_F(OutputFileTest, TemporaryFilesOfTheDeadAreKnown) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(0);
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  EXPECT_EQ(abandoned_name(format("a.tmp.b.tmp.", child)), "a.tmp.b");
+  EXPECT_EQ(abandoned_name(format("a.tmp.", ::getpid())), "a");
+  EXPECT_EQ(abandoned_name(format("a.tmp.", ::getppid())), std::nullopt);
+  for (const char* other : {"a", "a.tmp.", "a.tmp.x", "a.tmp.7x", "a.tmp.-1", "a.tmp.0", ""}) {
+    EXPECT_EQ(abandoned_name(other), std::nullopt) << other;
+  }
 }
 
 TEST_F(OutputFileTest, ErrorsNameTheFile) {

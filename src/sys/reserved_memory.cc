@@ -1,6 +1,8 @@
 #include "sys/reserved_memory.h"
 
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "base/format.h"
 
 namespace millrace {
@@ -18,8 +21,8 @@ Result<ReservedMemory> ReservedMemory::reserve(size_t bytes) {
   void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (data == MAP_FAILED) {
-    return Error{Code::kExhausted, format("cannot reserve ", bytes, " bytes of address space: ",
-                                          std::strerror(errno))};
+    return Error{Code::kExhausted, format("cannot reserve ", bytes,
+                                          " bytes of address space: ", std::strerror(errno))};
   }
   return ReservedMemory(static_cast<std::byte*>(data), bytes);
 }
@@ -35,6 +38,27 @@ ReservedMemory& ReservedMemory::operator=(ReservedMemory&& other) noexcept {
 
 ReservedMemory::~ReservedMemory() {
   if (data_ != nullptr) ::munmap(data_, size_);
+}
+
+void ReservedMemory::prefer_huge_pages() {
+  if (data_ != nullptr) ::madvise(data_, size_, MADV_HUGEPAGE);  // a kernel without them refuses
+}
+
+Status ReservedMemory::interleave(std::span<const int> nodes) {
+  if (data_ == nullptr || nodes.empty()) return {};
+  constexpr size_t kMostNodes = 1024, kWordBits = 8 * sizeof(unsigned long);
+  unsigned long mask[kMostNodes / kWordBits] = {};
+  for (const int node : nodes) {
+    MR_CHECK_OP(node, >=, 0);
+    MR_CHECK_OP(size_t(node), <, kMostNodes);
+    mask[size_t(node) / kWordBits] |= 1ul << (size_t(node) % kWordBits);
+  }
+  // The kernel takes one bit less than it is told.
+  if (::syscall(SYS_mbind, data_, size_, MPOL_INTERLEAVE, mask, kMostNodes + 1, 0) != 0) {
+    return Error{Code::kUnavailable,
+                 format("cannot spread memory over nodes: ", std::strerror(errno))};
+  }
+  return {};
 }
 
 size_t ReservedMemory::resident_bytes() const {

@@ -16,6 +16,13 @@ class ReservedMemory {
   ReservedMemory& operator=(ReservedMemory&& other) noexcept;
   ~ReservedMemory();
 
+  // Pages that are touched from now on are huge ones where the kernel has them, and become memory
+  // as a whole.
+  void prefer_huge_pages();
+  // Pages that are touched from now on take turns among these memory nodes, by the system's
+  // numbers. Refused where a sandbox or the kernel refuses it.
+  Status interleave(std::span<const int> nodes);
+
   std::span<std::byte> bytes() const { return {data_, size_}; }
   size_t resident_bytes() const;  // of pages that have been touched
 

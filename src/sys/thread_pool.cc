@@ -1,16 +1,12 @@
 #include "sys/thread_pool.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <chrono>
-#include <cmath>
-#include <fstream>
-#include <string>
 #include <system_error>
 #include <utility>
 
 #include "base/check.h"
+#include "sys/affinity.h"
 #include "sys/fp_environment.h"
 
 #if defined(__x86_64__)
@@ -63,8 +59,11 @@ void end_workers(std::vector<std::thread>& workers, bool& stop, std::atomic<uint
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads)
-    : alone_next_(kAloneFirst), spins_(num_threads <= default_num_threads() ? kSpins : 0) {
+ThreadPool::ThreadPool(int num_threads, std::vector<std::vector<int>> cpus)
+    : alone_next_(kAloneFirst),
+      spins_(num_threads <= num_usable_cpus() ? kSpins : 0),
+      cpus_(std::move(cpus)) {
+  if (!cpus_.empty()) MR_CHECK_OP(cpus_.size(), ==, size_t(num_threads));
   MR_CHECK_OP(num_threads, >=, 1);
   try {
     for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { worker(i); });
@@ -112,8 +111,13 @@ bool ThreadPool::run_with_team(Region region, void* fn) {
   return waited_ns < kStarvedNs || waited_ns < num_threads() * own_ns;
 }
 
+void ThreadPool::bind_owner() const {
+  if (!cpus_.empty()) bind_thread(cpus_.front());
+}
+
 void ThreadPool::worker(int thread_idx) {
   const ScopedFpEnvironment fp;
+  if (!cpus_.empty()) bind_thread(cpus_[size_t(thread_idx)]);
   uint32_t seen = 0;
   for (;;) {
     seen = wait_for_change(generation_, seen, spins_);
@@ -121,19 +125,6 @@ void ThreadPool::worker(int thread_idx) {
     region_(fn_, thread_idx);
     if (pending_.fetch_sub(1, std::memory_order_acq_rel) == 1) pending_.notify_one();
   }
-}
-
-int default_num_threads() {
-  cpu_set_t allowed;
-  int count = 1;
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) count = CPU_COUNT(&allowed);
-  std::ifstream quota_file("/sys/fs/cgroup/cpu.max");
-  std::string quota;
-  double period = 0;
-  if (quota_file >> quota >> period && quota != "max" && period > 0) {
-    count = std::min(count, std::max(1, int(std::floor(std::stod(quota) / period))));
-  }
-  return std::max(1, count);
 }
 
 }  // namespace millrace

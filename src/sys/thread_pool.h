@@ -20,13 +20,17 @@ namespace millrace {
 class ThreadPool {
  public:
   // Requires: num_threads >= 1. One of them is the caller's. Throws std::system_error where the
-  // machine has no more threads.
-  explicit ThreadPool(int num_threads);
+  // machine has no more threads. Thread i runs on the processors cpus[i]; without any: on all.
+  explicit ThreadPool(int num_threads, std::vector<std::vector<int>> cpus = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int num_threads() const { return int(workers_.size()) + 1; }
+
+  // Keeps the calling thread, the owner, on the processors of thread 0, for good. For an owner that
+  // does nothing else.
+  void bind_owner() const;
 
   // Time the owner has spent in regions, alone in small ones included.
   int64_t region_ns() const { return region_ns_; }
@@ -75,11 +79,8 @@ class ThreadPool {
   int64_t alone_left_ = 0;    // regions to run without the team
   int64_t alone_next_ = 0;    // how many after the next one in which the team is starved
   const int spins_;  // polls before a waiting thread sleeps
+  const std::vector<std::vector<int>> cpus_;
   std::vector<std::thread> workers_;
 };
-
-// Threads a process should use by default: the processors its affinity mask allows, lowered to
-// the cgroup's CPU quota.
-int default_num_threads();
 
 }  // namespace millrace

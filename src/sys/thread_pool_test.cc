@@ -4,6 +4,7 @@
 
 #include <numeric>
 
+#include "sys/affinity.h"
 #include "sys/fp_environment.h"
 
 namespace millrace {
@@ -39,6 +40,31 @@ TEST(ThreadPool, WorkersRunInTheContractsFloatingPointState) {
   const ScopedFpEnvironment fp;
   pool.run([&](int thread_idx) { active[size_t(thread_idx)] = ScopedFpEnvironment::is_active(); });
   EXPECT_EQ(active, (std::vector<int>{1, 1, 1}));
+}
+
+TEST(ThreadPool, EveryMemberStaysOnTheProcessorsItIsGiven) {
+  const std::vector<int> all = allowed_cpus();
+  ASSERT_FALSE(all.empty());
+  const std::vector<int> first{all.front()}, last{all.back()};
+  std::vector<std::vector<int>> seen(3);
+  std::thread owner([&] {
+    ThreadPool pool(3, {last, first, last});
+    pool.bind_owner();
+    pool.run([&](int thread_idx) { seen[size_t(thread_idx)] = allowed_cpus(); });
+  });
+  owner.join();
+  EXPECT_EQ(seen, (std::vector<std::vector<int>>{last, first, last}));
+  EXPECT_EQ(allowed_cpus(), all) << "other threads are left alone";
+}
+
+TEST(ThreadPool, ProcessorsThatAreNotThereChangeNothing) {
+  std::vector<int> seen;
+  std::thread other([&] {
+    bind_thread({60000});
+    seen = allowed_cpus();
+  });
+  other.join();
+  EXPECT_EQ(seen, allowed_cpus());
 }
 
 }  // namespace
