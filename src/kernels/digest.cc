@@ -224,11 +224,12 @@ void add_attention(const KernelTable& table, KernelContext& ctx, Digest& digest)
 
   const StoredKeys index_keys(table, ctx, KeyFormat::kMxfp4, {compressed.data(), {kCompressed, kSize}});
   const std::vector<float> head_weights = in.numbers(kRows * kHeads);
-  const std::vector<int64_t> num_visible{0, 17, kCompressed};
+  const std::vector<IndexKeys> wanted{
+      {block_tables[0], 0}, {block_tables[1], 17}, {block_tables[2], kCompressed}};
   std::vector<float> scores(17 + kCompressed);
   const std::vector<float*> score_rows{nullptr, scores.data(), scores.data() + 17};
   table.index_scores(ctx, q_view, {head_weights.data(), {kRows, kHeads}}, 0.125f,
-                     index_keys.pages(8), block_tables, num_visible, score_rows);
+                     index_keys.pages(8), wanted, score_rows);
   digest.add(scores);
 }
 

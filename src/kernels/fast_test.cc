@@ -416,15 +416,37 @@ TEST_P(EveryTarget, CompressPairsEqualsTheReference) {
   }
 }
 
+// What a query of index_case is scored against, of the rows of its sequence.
+struct Wanted {
+  int64_t count;
+  std::vector<int32_t> groups;  // of kGroupRows rows; empty: the first rows
+};
+constexpr int64_t kGroupRows = 3;
+
+// quantised_queries: whether they are what fake_quantize_mxfp4 makes, as in `reference` numerics.
+// apart: binades between the blocks of a query, so that the sum of blocks is not exact.
 template <class Compare>
-void index_case(int64_t heads, int64_t size, const std::vector<int64_t>& num_visible, Data data,
-                KeyFormat format, const Compare& compare) {
+void index_case(int64_t heads, int64_t size, const std::vector<Wanted>& wanted, Data data,
+                KeyFormat format, bool quantised_queries, const Compare& compare, int apart = 0) {
   constexpr int64_t kRowsPerBlock = 4;
-  const int64_t tokens = int64_t(num_visible.size());
-  const int64_t blocks =
-      *std::max_element(num_visible.begin(), num_visible.end()) / kRowsPerBlock + 1;
+  const int64_t tokens = int64_t(wanted.size());
+  int64_t num_rows = 0;
+  for (const Wanted& w : wanted) {
+    for (int32_t group : w.groups) num_rows = std::max(num_rows, (group + 1) * kGroupRows);
+    num_rows = std::max(num_rows, w.count);
+  }
+  const int64_t blocks = num_rows / kRowsPerBlock + 1;
   Random random(uint64_t(heads + size));
-  const Floats q = random.numbers(tokens * heads * size, data);
+  Floats q = random.numbers(tokens * heads * size, data);
+  for (size_t i = 0; i < q.size(); ++i) {
+    const int block = int(i % size_t(size)) / int(kQuantBlock);
+    q[i] = std::ldexp(q[i], apart * (block % 3 - 1));
+  }
+  if (quantised_queries) {
+    ThreadPool pool(1);
+    KernelContext ctx(pool);
+    ref_kernels().fake_quantize_mxfp4(ctx, {q.data(), {tokens * heads, size}});
+  }
   const Floats weights = random.numbers(tokens * heads, data);
   const StoredKeys keys(random.numbers(blocks * kRowsPerBlock * size, data),
                         blocks * kRowsPerBlock, format);
@@ -433,20 +455,24 @@ void index_case(int64_t heads, int64_t size, const std::vector<int64_t>& num_vis
     tables[0].push_back(int32_t(blocks - 1 - block));
     tables[1].push_back(block);
   }
-  std::vector<const int32_t*> block_tables;
-  for (int64_t t = 0; t < tokens; ++t) block_tables.push_back(tables[t > tokens / 2].data());
-  compare(text(tokens, heads, size, blocks, data, format),
+  std::vector<IndexKeys> index_keys;
+  for (int64_t t = 0; t < tokens; ++t) {
+    const Wanted& w = wanted[size_t(t)];
+    index_keys.push_back({tables[t > tokens / 2].data(), w.count,
+                          w.groups.empty() ? nullptr : w.groups.data(), kGroupRows});
+  }
+  compare(text(tokens, heads, size, blocks, data, format, quantised_queries),
           [&](const KernelTable& table, KernelContext& ctx) {
             Floats scores;
-            for (int64_t visible : num_visible) scores.resize(scores.size() + size_t(visible + 1), 7.0f);
+            for (const Wanted& w : wanted) scores.resize(scores.size() + size_t(w.count + 1), 7.0f);
             std::vector<float*> rows;  // one more value each, which must stay
             size_t at = 0;
-            for (int64_t visible : num_visible) {
+            for (const Wanted& w : wanted) {
               rows.push_back(scores.data() + at);
-              at += size_t(visible + 1);
+              at += size_t(w.count + 1);
             }
             table.index_scores(ctx, {q.data(), {tokens, heads, size}}, view(weights, tokens),
-                               0.375f, keys.pages(kRowsPerBlock), block_tables, num_visible, rows);
+                               0.375f, keys.pages(kRowsPerBlock), index_keys, rows);
             return scores;
           });
 }
@@ -455,18 +481,44 @@ TEST_P(EveryTarget, IndexScoresEqualsTheReference) {
   const auto check = [&](const auto&... arguments) { compare(arguments...); };
   for (Data data : kAllData) {
     for (KeyFormat format : {KeyFormat::kF32, KeyFormat::kMxfp4}) {
-      index_case(1, 32, {0}, data, format, check);
-      index_case(1, 32, {1}, data, format, check);
-      index_case(4, 32, {0, 17, 40}, data, format, check);
-      index_case(5, 96, {301, 1, 23, 299}, data, format, check);
-      index_case(33, 64, {25, 24, 97}, data, format, check);
+      for (bool quantised : {false, true}) {
+        index_case(1, 32, {{0, {}}}, data, format, quantised, check);
+        index_case(1, 32, {{1, {}}}, data, format, quantised, check);
+        index_case(4, 32, {{0, {}}, {17, {}}, {40, {}}}, data, format, quantised, check);
+        index_case(5, 96, {{301, {}}, {1, {}}, {23, {}}, {299, {}}}, data, format, quantised,
+                   check);
+        index_case(33, 64, {{25, {}}, {24, {}}, {97, {}}}, data, format, quantised, check);
+      }
     }
   }
 }
 
+TEST_P(EveryTarget, IndexScoresAddsBlocksInTheContractsOrder) {
+  const auto check = [&](const auto&... arguments) { compare(arguments...); };
+  for (KeyFormat format : {KeyFormat::kF32, KeyFormat::kMxfp4}) {
+    for (int64_t size : {96, 128}) {
+      const auto apart = [&](int binades) {
+        index_case(5, size, {{50, {}}}, Data::kBinades, format, true, check, binades);
+      };
+      apart(8);
+      apart(11);
+    }
+  }
+}
+
+TEST_P(EveryTarget, IndexScoresOfGroupsEqualsTheReference) {
+  const auto check = [&](const auto&... arguments) { compare(arguments...); };
+  const std::vector<Wanted> wanted{{7, {0, 4, 5}}, {9, {1, 2, 90}}, {40, {}}, {1, {33}}, {2, {8}}};
+  for (KeyFormat format : {KeyFormat::kF32, KeyFormat::kMxfp4}) {
+    index_case(5, 64, wanted, Data::kBinades, format, true, check);
+  }
+}
+
 TEST_P(EveryTarget, IndexScoresEqualsTheReferenceAtTheModelsSize) {
-  index_case(32, 128, {5000}, Data::kBinades, KeyFormat::kMxfp4,
-             [&](const auto&... arguments) { compare(arguments...); });
+  for (bool quantised : {false, true}) {
+    index_case(32, 128, {{5000, {}}}, Data::kBinades, KeyFormat::kMxfp4, quantised,
+               [&](const auto&... arguments) { compare(arguments...); });
+  }
 }
 
 // ---- Engram.

@@ -84,6 +84,20 @@ struct AttentionKeys {
   std::span<const int32_t> num_selected;  // [T]
 };
 
+// The keys that one query is scored against: rows of its sequence's pages.
+struct IndexKeys {
+  const int32_t* block_table = nullptr;
+  int64_t count = 0;
+  // Null: the first rows. Otherwise the rows of these groups, one after the other; the last group
+  // may lack some.
+  const int32_t* groups = nullptr;
+  int64_t group_rows = 1;
+
+  int64_t row(int64_t j) const {
+    return groups == nullptr ? j : groups[j / group_rows] * group_rows + j % group_rows;
+  }
+};
+
 // Which rows a product over several experts takes and writes. Groups partition the rows.
 struct RowGroups {
   struct Group {
@@ -197,14 +211,13 @@ struct KernelTable {
                          std::span<const float* const> b /*[2 n] rows of D*/,
                          Matrix<float> out /*[n, D]*/, Rounding);
 
-  // scores[t][j] for j < num_visible[t]: per head the dot product as blocks of 32, each a chain
+  // scores[t][j] for j < wanted[t].count: per head the dot product as blocks of 32, each a chain
   // of fma from zero, added in ascending order; then acc = fma(weights[t][h] * weight_scale,
-  // max(dot, 0), acc), heads ascending. Key j is row j of the token's pages.
+  // max(dot, 0), acc), heads ascending. Key j is row wanted[t].row(j) of the token's pages.
   void (*index_scores)(KernelContext&, TensorView<const float, 3> q /*[T, H, D]*/,
                        Matrix<const float> weights /*[T, H]*/, float weight_scale,
-                       const PagedRows& keys, std::span<const int32_t* const> block_tables /*[T]*/,
-                       std::span<const int64_t> num_visible /*[T]*/,
-                       std::span<float* const> scores /*[T] rows of num_visible[t]*/);
+                       const PagedRows& keys, std::span<const IndexKeys> wanted /*[T]*/,
+                       std::span<float* const> scores /*[T] rows of wanted[t].count*/);
 
   // ---- Engram.
 
@@ -243,6 +256,16 @@ const KernelTable& ref_kernels();
 
 // The fast tables this program has and this machine can run, best first.
 std::span<const KernelTable* const> fast_kernels();
+
+// An instruction set that the fast kernels are written for.
+struct KernelTarget {
+  std::string_view name;      // as KernelTable::name
+  bool is_compiled = false;   // into this program
+  bool is_supported = false;  // by this processor; then its table is one of fast_kernels()
+};
+
+// All of them, best first.
+std::span<const KernelTarget> kernel_targets();
 
 // The table called `name` (see KernelTable::name, any case), or null. An empty name is the best.
 const KernelTable* find_kernels(std::string_view name);

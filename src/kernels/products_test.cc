@@ -219,8 +219,8 @@ TEST_F(Products, MatmulFp4EqualsTheReferenceAtEdgesAndAnyScale) {
     for (int64_t n : {1, 3, 8, 17, 32}) {
       for (int64_t k : {32, 64, 480, 544}) {
         const Fp4Weights w(n, k, Random(uint64_t(n * k)), low, low + 6);
-        const Fp8Activations x(7, k, Random(14), 249 - low, 255 - low);
-        for (int64_t rows : {0, 1, 7}) {
+        const Fp8Activations x(17, k, Random(14), 249 - low, 255 - low);
+        for (int64_t rows : {0, 1, 7, 17}) {
           const Rounding rounding = kRoundings[(n + low) % 2];
           compare(text(rows, n, k, low), rows, n,
                   [&](const KernelTable& table, KernelContext& ctx, Matrix<float> out) {
@@ -242,15 +242,17 @@ TEST_F(Products, MatmulFp4SumsEveryKindOfBlockExactly) {
     for (int code = 0; code < 256; ++code) {
       // One block per row and half: 31 times the one code, then another.
       const int others[] = {0x00, 0x80, 0x01, 0x5b, 0x76, 0x7e, 0xfe, code ^ 0x80, code};
-      constexpr int64_t kRows = std::size(others);
-      Fp8Activations x(kRows, 64, Random(16), 120, 121);
+      constexpr int64_t kKinds = std::size(others);
+      Fp8Activations x(2 * kKinds, 64, Random(16), 120, 121);
       for (size_t i = 0; i < x.codes.size(); ++i) {
-        x.codes[i] = uint8_t(i % 32 < 31 ? code : others[i / 64]);
+        x.codes[i] = uint8_t(i % 32 < 31 ? code : others[i / 64 % kKinds]);
       }
-      compare(text(code), kRows, 16,
-              [&](const KernelTable& table, KernelContext& ctx, Matrix<float> out) {
-                table.matmul_fp4(ctx, x.rows(kRows), OneGroup(w, kRows), out, Rounding::kNone);
-              });
+      for (const int64_t rows : {kKinds, 2 * kKinds}) {  // few and many
+        compare(text(code, rows), rows, 16,
+                [&](const KernelTable& table, KernelContext& ctx, Matrix<float> out) {
+                  table.matmul_fp4(ctx, x.rows(rows), OneGroup(w, rows), out, Rounding::kNone);
+                });
+      }
     }
   }
 }

@@ -274,7 +274,10 @@ TEST_F(Batches, RaggedIndexScoresGivesEachSequenceWhatItGetsAlone) {
       tokens += int64_t(s.num_visible.size());
       num_blocks += s.num_visible.back() / kRowsPerBlock + 1;
     }
-    const Floats q = random.numbers(tokens * heads * size, Data::kBinades);
+    Floats q = random.numbers(tokens * heads * size, Data::kBinades);
+    if (format == KeyFormat::kMxfp4) {
+      ref_kernels().fake_quantize_mxfp4(ref(), {q.data(), {tokens * heads, size}});
+    }
     const Floats weights = random.numbers(tokens * heads, Data::kBinades);
     const StoredKeys keys(random.numbers(num_blocks * kRowsPerBlock * size, Data::kBinades),
                           num_blocks * kRowsPerBlock, format);
@@ -288,26 +291,25 @@ TEST_F(Batches, RaggedIndexScoresGivesEachSequenceWhatItGetsAlone) {
     // Of sequences [begin, end), whose rows start at `first`.
     const auto run = [&](const KernelTable& table, KernelContext& ctx, size_t begin, size_t end,
                          int64_t first) {
-      std::vector<const int32_t*> block_tables;
-      std::vector<int64_t> num_visible;
+      std::vector<IndexKeys> wanted;
+      size_t num_scores = 0;
       for (size_t s = begin; s < end; ++s) {
         for (int64_t visible : sequences[s].num_visible) {
-          num_visible.push_back(visible);
-          block_tables.push_back(visible == 0 ? nullptr : tables[s].data());
+          wanted.push_back({visible == 0 ? nullptr : tables[s].data(), visible});
+          num_scores += size_t(visible);
         }
       }
-      const int64_t count = int64_t(num_visible.size());
-      Floats scores;
-      for (int64_t visible : num_visible) scores.resize(scores.size() + size_t(visible));
+      const int64_t count = int64_t(wanted.size());
+      Floats scores(num_scores);
       std::vector<float*> rows;
       float* at = scores.data();
-      for (int64_t visible : num_visible) {
+      for (const IndexKeys& keys_of_row : wanted) {
         rows.push_back(at);
-        at += visible;
+        at += keys_of_row.count;
       }
       table.index_scores(ctx, {q.data() + first * heads * size, {count, heads, size}},
                          {weights.data() + first * heads, {count, heads}}, 0.375f,
-                         keys.pages(kRowsPerBlock), block_tables, num_visible, rows);
+                         keys.pages(kRowsPerBlock), wanted, rows);
       return scores;
     };
     Floats want;

@@ -9,16 +9,6 @@ HWY_BEFORE_NAMESPACE();
 namespace millrace::HWY_NAMESPACE {
 namespace {
 
-// Queries [begin, end) of `q` [heads, size] transposed: out[d * width + h]. Heads up to the width
-// are zero.
-void transpose_heads(const float* q, int64_t head_stride, int64_t size, int64_t heads,
-                     int64_t width, float* out) {
-  for (int64_t d = 0; d < size; ++d) {
-    for (int64_t h = 0; h < heads; ++h) out[d * width + h] = q[h * head_stride + d];
-    for (int64_t h = heads; h < width; ++h) out[d * width + h] = 0;
-  }
-}
-
 // ---- Attention. A token's keys become floats first, once for all its heads where there are enough
 // tokens to share out. Then tile by tile of heads: lanes are heads for the scores and the softmax,
 // dims for the values.
@@ -262,158 +252,11 @@ void compress_pairs(KernelContext& ctx, std::span<const float* const> a,
   });
 }
 
-// ---- Index scores. Lanes are heads for the dot products; then one chain over the heads per key,
-// several keys side by side.
-
-// dots[j * width + h] of kKeys keys from `keys`, for kVectors vectors of heads from `head`.
-template <int kVectors, int kKeys>
-HWY_NOINLINE void index_dots(const float* query, int64_t width, int64_t head, int64_t size,
-                             const float* keys, int64_t key_stride, bool swapped, float* dots) {
-  const FloatTag tag;
-  FloatVector dot[kKeys][kVectors];
-  for (auto& row : dot) {
-    for (FloatVector& v : row) v = hn::Zero(tag);
-  }
-  for (int64_t block = 0; block < size; block += kQuantBlock) {
-    FloatVector acc[kKeys][kVectors];
-    for (auto& row : acc) {
-      for (FloatVector& v : row) v = hn::Zero(tag);
-    }
-    for (int64_t n = 0; n < kQuantBlock; ++n) {
-      const int64_t d = block + nth(n, kQuantBlock, swapped);
-      FloatVector q[kVectors];
-      const float* at = query + d * width + head;
-      for (int v = 0; v < kVectors; ++v) q[v] = hn::Load(tag, at + v * kLanes);
-      for (int j = 0; j < kKeys; ++j) {
-        const FloatVector key = hn::Set(tag, keys[j * key_stride + d]);
-        for (int v = 0; v < kVectors; ++v) acc[j][v] = fused_multiply_add(q[v], key, acc[j][v]);
-      }
-    }
-    for (int j = 0; j < kKeys; ++j) {
-      for (int v = 0; v < kVectors; ++v) dot[j][v] = hn::Add(dot[j][v], acc[j][v]);
-    }
-  }
-  for (int j = 0; j < kKeys; ++j) {
-    for (int v = 0; v < kVectors; ++v) {
-      hn::Store(dot[j][v], tag, dots + j * width + head + v * kLanes);
-    }
-  }
-}
-
-template <int kKeys>
-void index_dots_all_heads(const float* query, int64_t width, int64_t size, const float* keys,
-                          int64_t key_stride, bool swapped, float* dots) {
-  constexpr int kVectors = 4;
-  int64_t head = 0;
-  for (; head + kVectors * kLanes <= width; head += kVectors * kLanes) {
-    index_dots<kVectors, kKeys>(query, width, head, size, keys, key_stride, swapped, dots);
-  }
-  for (; head < width; head += kLanes) {
-    index_dots<1, kKeys>(query, width, head, size, keys, key_stride, swapped, dots);
-  }
-}
-
-// The chain over h of fma(weights[h] * weight_scale, max(dots[j][h], 0), .) for the keys j of an
-// access.
-template <class Access>
-FloatVector index_chain(const Access& access, const float* dots, int64_t width,
-                        const float* weights, float weight_scale, int64_t heads,
-                        bool swapped) {
-  const FloatTag tag;
-  FloatVector score = hn::Zero(tag);
-  for (int64_t n = 0; n < heads; ++n) {
-    const int64_t h = nth(n, heads, swapped);
-    HWY_ALIGN float column[kLanes] = {};
-    for (int64_t j = 0; j < access.count; ++j) column[j] = dots[j * width + h];
-    const FloatVector dot = hn::Load(tag, column);
-    const FloatVector positive = hn::IfThenZeroElse(hn::Lt(dot, hn::Zero(tag)), dot);
-    score = fused_multiply_add(hn::Set(tag, weights[h] * weight_scale), positive, score);
-  }
-  return score;
-}
-
-void index_scores(KernelContext& ctx, TensorView<const float, 3> q, Matrix<const float> weights,
-                  float weight_scale, const PagedRows& keys,
-                  std::span<const int32_t* const> block_tables,
-                  std::span<const int64_t> num_visible, std::span<float* const> scores) {
-  const int64_t tokens = q.shape[0], heads = q.shape[1], size = q.shape[2];
-  Dims("index_scores").bind('T', tokens).bind('H', heads).bind('D', size)
-      .bind('T', weights.shape[0]).bind('H', weights.shape[1])
-      .bind('T', int64_t(block_tables.size())).bind('T', int64_t(num_visible.size()))
-      .bind('T', int64_t(scores.size()));
-  MR_CHECK_OP(size % kQuantBlock, ==, 0);
-  int64_t most_visible = 0;
-  for (int64_t visible : num_visible) {
-    most_visible = visible > most_visible ? visible : most_visible;
-  }
-  const bool swapped_dots = mutated("index_scores/dots");
-  const bool swapped_heads = mutated("index_scores/heads");
-  // An item is a block of keys and a token. Tokens in a row that share a table of blocks share the
-  // unpacked keys, too.
-  const int64_t key_block = tokens == 1 ? 64 : 256;
-  const int64_t key_blocks = (most_visible + key_block - 1) / key_block;
-  const int64_t width = (heads + kLanes - 1) / kLanes * kLanes;
-  const int64_t row_bytes = key_row_bytes(keys.format, size);
-  constexpr int kKeys = 3;
-  constexpr int64_t kTile = kKeys * kLanes;  // keys between two chains over the heads
-  const int64_t cost = (key_block < most_visible ? key_block : most_visible) * heads * size / 4;
-  const int64_t count = key_blocks * tokens;
-  if (count == 0) return;
-  const int64_t grain = count * cost < kWorthSplitting ? count : 1;
-  ctx.pool().parallel_for(count, grain, [&](int64_t begin, int64_t end, int thread_idx) HWY_ATTR {
-    float* query = ctx.scratch<float>(thread_idx, (size + kTile) * width + key_block * size);
-    float* dots = query + size * width;
-    float* rows = dots + kTile * width;  // [key_block, size]
-    int64_t transposed = -1;             // the token whose queries are in `query`
-    const int32_t* unpacked_table = nullptr;  // whose keys are in `rows`:
-    int64_t unpacked_first = 0, unpacked_last = 0;
-    for (int64_t item = begin; item < end; ++item) {
-      const int64_t t = item % tokens, first = item / tokens * key_block;
-      const int64_t visible = num_visible[size_t(t)];
-      const int64_t last = first + key_block < visible ? first + key_block : visible;
-      if (first >= last) continue;
-      if (transposed != t) {
-        transpose_heads(q.row(t, 0), q.stride[1], size, heads, width, query);
-        transposed = t;
-      }
-      const int32_t* table = block_tables[size_t(t)];
-      const bool mutant = mutated("ragged_index_scores") && unpacked_table != nullptr;
-      if ((table != unpacked_table && !mutant) || first != unpacked_first) {
-        unpacked_table = table;
-        unpacked_first = unpacked_last = first;
-      }
-      for (; unpacked_last < last; ++unpacked_last) {
-        unpack_row(keys.format, keys.row(table, unpacked_last, row_bytes), size,
-                   rows + (unpacked_last - first) * size);
-      }
-      for (int64_t tile = first; tile < last; tile += kTile) {
-        const int64_t tile_keys = tile + kTile < last ? kTile : last - tile;
-        const float* tile_rows = rows + (tile - first) * size;
-        int64_t j = 0;
-        for (; j + kKeys <= tile_keys; j += kKeys) {
-          index_dots_all_heads<kKeys>(query, width, size, tile_rows + j * size, size, swapped_dots,
-                                      dots + j * width);
-        }
-        for (; j < tile_keys; ++j) {
-          index_dots_all_heads<1>(query, width, size, tile_rows + j * size, size, swapped_dots,
-                                  dots + j * width);
-        }
-        each_vector(0, tile_keys, [&](auto access, int64_t i) HWY_ATTR {
-          const FloatVector score = index_chain(access, dots + i * width, width, weights.row(t),
-                                                weight_scale, heads, swapped_heads);
-          access.store(score, scores[size_t(t)] + tile + i);
-        });
-      }
-    }
-  });
-}
-
 }  // namespace
 
 void add_attention(KernelTable& table) {
   table.attention = attention;
   table.compress_pairs = compress_pairs;
-  table.index_scores = index_scores;
 }
 
 }  // namespace millrace::HWY_NAMESPACE

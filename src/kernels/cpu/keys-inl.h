@@ -1,4 +1,4 @@
-// Rows of keys to floats, once per target. Included inside foreach_target.
+// Rows of keys to floats, and queries beside them, once per target. Included inside foreach_target.
 
 #if defined(MILLRACE_KERNELS_CPU_KEYS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef MILLRACE_KERNELS_CPU_KEYS_INL_H_
@@ -81,6 +81,15 @@ HWY_INLINE void unpack_row(KeyFormat format, const std::byte* row, int64_t width
         unpack_fp4(codes + at / 2, 32, ue8m0_to_float(codes[width / 2 + at / 32]), out + at);
       }
       return;
+  }
+}
+
+// Queries `q` [heads, size] transposed: out[d * width + h]. Heads up to the width are zero.
+HWY_INLINE void transpose_heads(const float* q, int64_t head_stride, int64_t size, int64_t heads,
+                                int64_t width, float* out) {
+  for (int64_t d = 0; d < size; ++d) {
+    for (int64_t h = 0; h < heads; ++h) out[d * width + h] = q[h * head_stride + d];
+    for (int64_t h = heads; h < width; ++h) out[d * width + h] = 0;
   }
 }
 

@@ -33,77 +33,77 @@ constexpr int64_t kMaxRows = 64;        // rows of x that share a decoded panel
 constexpr int64_t kTileRows = 6;        // rows of x whose accumulators fit in registers
 
 // ---- Weight formats. Each 32-bit word of a weight row holds kPerWord columns; a line holds
-// kColumns. decode() moves the bits to where a float keeps them, which
-// gives weight / kUnfold.
+// kColumns. split() and column() move the bits of column i of a word to where a float keeps them,
+// which gives weight / kUnfold; what columns have in common is done once, by split().
+
+// A half of each word as the upper half of a float.
+HWY_INLINE FloatVector upper_half(WordVector words, bool of_upper) {
+  return hn::BitCast(FloatTag(), of_upper ? hn::And(words, hn::Set(WordTag(), 0xffff0000u))
+                                          : hn::ShiftLeft<16>(words));
+}
 
 struct Fp8Format {
   using Weights = Fp8Matrix;
-  static constexpr int kPerWord = 4;
+  static constexpr int kPerWord = 4, kParts = 2;
   static constexpr float kUnfold = 0x1p120f;
-  static constexpr bool kHasSingleRow = true;
+  static constexpr int64_t kMaxLineRows = 4;
   static int64_t row_bytes(const Weights& w) { return w.k; }
   static const uint8_t* data(const Weights& w) { return w.codes; }
   static int64_t row_phase(const Weights& w) { return w.row_phase; }
   static HWY_INLINE bool row_mutated() { return mutated("matmul_fp8/row"); }
   static HWY_INLINE bool rows_mutated() { return mutated("matmul_fp8/rows"); }
 
-  static HWY_INLINE void decode(WordVector words, FloatVector out[kPerWord]) {
-    const FloatTag df;
-    const WordTag dw;
+  static HWY_INLINE void split(WordVector words, WordVector parts[kParts]) {
     const ShortTag ds;
     const auto mask = hn::Set(ds, int16_t(0x87f0));
-    const auto upper = hn::Set(dw, 0xffff0000u);
     const auto bytes = hn::BitCast(ByteTag(), words);
-    // 16 times the even and the odd byte of each half, that is, shifted with copies of the sign,
-    // of which the mask keeps the upper one. (Shifts proper are scarcer than products.)
-    const auto even =
-        hn::And(multiply_byte_pairs(hn::BitCast(ByteTag(), hn::Set(ds, 16)), bytes), mask);
-    const auto odd =
-        hn::And(multiply_byte_pairs(hn::BitCast(ByteTag(), hn::Set(ds, 16 << 8)), bytes), mask);
-    out[0] = hn::BitCast(df, hn::ShiftLeft<16>(hn::BitCast(dw, even)));
-    out[1] = hn::BitCast(df, hn::ShiftLeft<16>(hn::BitCast(dw, odd)));
-    out[2] = hn::BitCast(df, hn::And(hn::BitCast(dw, even), upper));
-    out[3] = hn::BitCast(df, hn::And(hn::BitCast(dw, odd), upper));
+    // The even and the odd byte of each half where the mask expects them, with copies of the sign
+    // above, of which it keeps the upper one: once by a product, as shifts are scarcer.
+    const auto even = multiply_byte_pairs(hn::BitCast(ByteTag(), hn::Set(ds, 16)), bytes);
+    const auto odd = multiply_byte_pairs(hn::BitCast(ByteTag(), hn::Set(ds, 16 << 8)), bytes);
+    parts[0] = hn::BitCast(WordTag(), hn::And(even, mask));
+    parts[1] = hn::BitCast(WordTag(), hn::And(odd, mask));
+  }
+  static HWY_INLINE FloatVector column(const WordVector parts[kParts], int i) {
+    return upper_half(parts[i % 2], i >= 2);
   }
 };
 
 struct Bf16Format {
   using Weights = Bf16Matrix;
-  static constexpr int kPerWord = 2;
+  static constexpr int kPerWord = 2, kParts = 1;
   static constexpr float kUnfold = 1;
-  static constexpr bool kHasSingleRow = true;
+  static constexpr int64_t kMaxLineRows = 4;
   static int64_t row_bytes(const Weights& w) { return w.k * 2; }
   static const uint8_t* data(const Weights& w) { return reinterpret_cast<const uint8_t*>(w.data); }
   static int64_t row_phase(const Weights&) { return 0; }
   static HWY_INLINE bool row_mutated() { return mutated("matmul_bf16/row"); }
   static HWY_INLINE bool rows_mutated() { return mutated("matmul_bf16/rows"); }
 
-  static HWY_INLINE void decode(WordVector words, FloatVector out[kPerWord]) {
-    const FloatTag df;
-    out[0] = hn::BitCast(df, hn::ShiftLeft<16>(words));
-    out[1] = hn::BitCast(df, hn::And(words, hn::Set(WordTag(), 0xffff0000u)));
+  static HWY_INLINE void split(WordVector words, WordVector parts[kParts]) { parts[0] = words; }
+  static HWY_INLINE FloatVector column(const WordVector parts[kParts], int i) {
+    return upper_half(parts[0], i == 1);
   }
 };
 
 struct Fp4Format {
   using Weights = Fp4Matrix;
-  static constexpr int kPerWord = 8;
+  static constexpr int kPerWord = 8, kParts = 8;
   static constexpr float kUnfold = 0x1p126f;
-  static constexpr bool kHasSingleRow = false;
+  static constexpr int64_t kMaxLineRows = 0;
   static int64_t row_bytes(const Weights& w) { return w.k / 2; }
   static const uint8_t* data(const Weights& w) { return w.codes; }
   static int64_t row_phase(const Weights&) { return 0; }
   static HWY_INLINE bool rows_mutated() { return mutated("matmul_fp4_f32"); }
 
-  static HWY_INLINE void decode(WordVector words, FloatVector out[kPerWord]) {
-    const WordTag dw;
-    HWY_UNROLL(8)
-    for (int i = 0; i < kPerWord; ++i) {
-      const auto magnitude = hn::And(hn::ShiftLeft<22>(words), hn::Set(dw, 7u << 22));
-      const auto sign = hn::And(hn::ShiftLeft<28>(words), hn::Set(dw, 1u << 31));
-      out[i] = hn::BitCast(FloatTag(), hn::Or(magnitude, sign));
-      words = hn::ShiftRight<4>(words);
-    }
+  static HWY_INLINE void split(WordVector words, WordVector parts[kParts]) {
+    for (int i = 0; i < kParts; ++i, words = hn::ShiftRight<4>(words)) parts[i] = words;
+  }
+  static HWY_INLINE FloatVector column(const WordVector parts[kParts], int i) {
+    const WordTag d;
+    const auto magnitude = hn::And(hn::ShiftLeft<22>(parts[i]), hn::Set(d, 7u << 22));
+    const auto sign = hn::And(hn::ShiftLeft<28>(parts[i]), hn::Set(d, 1u << 31));
+    return hn::BitCast(FloatTag(), hn::Or(magnitude, sign));
   }
 };
 
@@ -166,18 +166,17 @@ Tile tile_at(const typename Format::Weights& w, const Group& group, int64_t line
   return {edge, kLine};
 }
 
-// Fetches part `part` of `parts` of the line that comes kAhead lines after this one in the order
-// of use: a group's rows are too many streams for the hardware to follow.
+// Where the line is that comes kAhead lines after this one in the order of use: a group's rows are
+// too many streams for the hardware to follow, so each line is asked for that long before.
 constexpr int64_t kAhead = 4;
 template <class Format>
-HWY_INLINE void prefetch_ahead(const typename Format::Weights& w, const Group& group, int64_t line,
-                               int64_t lines, int part, int parts) {
+Tile tile_ahead(const typename Format::Weights& w, const Group& group, int64_t line,
+                int64_t lines) {
   const bool in_group = line + kAhead < lines;
   const int64_t row_bytes = Format::row_bytes(w);
-  const int64_t first = group.first + (in_group ? 0 : kGroup) + part * kGroup / parts;
+  const int64_t first = group.first + (in_group ? 0 : kGroup);
   const int64_t ahead = in_group ? line + kAhead : line + kAhead - lines;
-  const uint8_t* rows = Format::data(w) + first * row_bytes + ahead * kLine;
-  for (int i = 0; i < kGroup / parts; ++i) __builtin_prefetch(rows + i * row_bytes);
+  return {Format::data(w) + first * row_bytes + ahead * kLine, size_t(row_bytes)};
 }
 
 void store_outputs(const float* acc /*[kGroup]*/, const Group& group, float* out,
@@ -213,6 +212,11 @@ Range magnitudes(const float* x, int64_t count) {
   });
   return {hn::GetLane(hn::BitCast(FloatTag(), hn::MinOfLanes(d, low))),
           hn::GetLane(hn::BitCast(FloatTag(), hn::MaxOfLanes(d, high)))};
+}
+
+Range both(const Range& a, const Range& b) {
+  const bool b_is_higher = a.high == a.high && !(b.high <= a.high);  // NaN is the highest
+  return {a.low < b.low ? a.low : b.low, b_is_higher ? b.high : a.high};
 }
 
 struct Codes {
@@ -256,18 +260,47 @@ bool weights_can_take_scale(const Range& x, const Codes& scales) {
          scales.high <= 127 + 7;
 }
 
-// One line of x, [kColumns], times its scales [num_blocks], times `fold`; zeros beyond.
-void scale_line(const float* x, const uint8_t* scales, int64_t num_blocks, float fold, float* out) {
+// One line of `height` rows of x, [kColumns][height], times its scales [num_blocks], times `fold`;
+// zeros beyond.
+void scale_line(const float* x, int64_t height, const uint8_t* scales, int64_t num_blocks,
+                float fold, float* out) {
   const FloatTag d;
+  const int64_t size = kQuantBlock * height;
   for (int block = 0; block < kColumns<Fp8Format> / kQuantBlock; ++block) {
     const FloatVector scale = hn::Set(d, block < num_blocks ? ue8m0_to_float(scales[block]) : 0.0f);
-    for (int i = block * int(kQuantBlock); i < (block + 1) * kQuantBlock; i += kLanes) {
+    for (int64_t i = block * size; i < (block + 1) * size; i += kLanes) {
       hn::Store(hn::Mul(hn::Mul(hn::LoadU(d, x + i), scale), hn::Set(d, fold)), d, out + i);
     }
   }
 }
 
-// ---- One row of x.
+// ---- Rows of x.
+
+// The rows of x are multiplied in tiles of nearly equal height.
+struct RowTiles {
+  int64_t rows;
+  int64_t count() const { return (rows + kTileRows - 1) / kTileRows; }
+  int64_t begin(int64_t tile) const { return rows * tile / count(); }
+};
+
+// Puts the rows of a tile where multiply_groups wants them: [panels][tiles][kPanelColumns][height],
+// so that what is multiplied together lies together. Beyond K it is -0, and what is read as weights
+// there +0: their product -0 leaves every sum as it is, even -0.
+void pack_tile(Matrix<const float> x, const RowTiles& tiles, int64_t tile, float* packed) {
+  const int64_t first = tiles.begin(tile), height = tiles.begin(tile + 1) - first;
+  for (int64_t begin = 0; begin < x.shape[1]; begin += kPanelColumns) {
+    const int64_t count =
+        x.shape[1] - begin < kPanelColumns ? x.shape[1] - begin : kPanelColumns;
+    float* columns = packed + begin * tiles.rows + first * kPanelColumns;
+    for (int64_t r = 0; r < height; ++r) {
+      const float* row = x.row(first + r) + begin;
+      for (int64_t i = 0; i < count; ++i) columns[i * height + r] = row[i];
+      for (int64_t i = count; i < kPanelColumns; ++i) columns[i * height + r] = -0.0f;
+    }
+  }
+}
+
+// ---- Few rows of x: weights are decoded in registers.
 
 // Transposes 16 bytes of each row of a tile that belongs to vector `sub` into words[j][output].
 HWY_INLINE void stage(const Tile& tile, int sub, int quarter,
@@ -280,29 +313,105 @@ HWY_INLINE void stage(const Tile& tile, int sub, int quarter,
   }
 }
 
-// Continues every chain of the group over the columns of one word.
-template <class Format>
-HWY_INLINE void multiply_word(const uint32_t* words /*[kGroup]*/, const float* x,
-                              FloatVector acc[kSubs]) {
-  HWY_UNROLL(8)
-  for (int sub = 0; sub < kSubs; ++sub) {
-    FloatVector w[Format::kPerWord];
-    Format::decode(hn::Load(WordTag(), words + sub * kLanes), w);
+// What is done for later lines while one is multiplied: finely interleaved, both find their place
+// in the processor's window.
+struct LaterLines {
+  Tile next;                           // to be transposed into `words`
+  uint32_t* words /*[kWords][kGroup]*/;
+  Tile ahead;                          // to be fetched
+
+  // Step `step` of kSteps.
+  template <int kSteps>
+  HWY_INLINE void step(int step) const {
+    constexpr int kStages = share(4 * kSubs, kSteps), kFetches = share(kGroup, kSteps);
+    constexpr int kStageEvery = kSteps * kStages / (4 * kSubs);
+    constexpr int kFetchEvery = kSteps * kFetches / kGroup;
+    if (step % kStageEvery == 0) {
+      for (int i = 0; i < kStages; ++i) {
+        const int part = step / kStageEvery * kStages + i;
+        stage(next, part / 4, part % 4, words);
+      }
+    }
+    if (step % kFetchEvery == 0) {
+      const uint8_t* rows = ahead.rows + size_t(step / kFetchEvery * kFetches) * ahead.stride;
+      for (size_t i = 0; i < kFetches; ++i) __builtin_prefetch(rows + i * ahead.stride);
+    }
+  }
+
+ private:
+  static constexpr int share(int count, int steps) { return count > steps ? count / steps : 1; }
+};
+
+// acc[r][output] continues over all columns of a line, for kRows rows of x.
+template <class Format, int kRows>
+HWY_INLINE void multiply_line(const uint32_t* words /*[kWords][kGroup]*/,
+                              const float* x /*[kColumns][kRows]*/, float* acc /*[kRows][kGroup]*/,
+                              const LaterLines& later) {
+  // As many accumulators as registers hold beside the weights; how many of their vectors use a
+  // column of x while it is in one.
+  constexpr int kMost = kRows <= 2 ? 4 : 2;
+  constexpr int kVectors = kSubs < kMost ? kSubs : kMost;
+  constexpr int kShared = kRows <= 2 ? 1 : kVectors;
+  const FloatTag d;
+  int step = 0;
+  for (int first = 0; first < kGroup; first += kVectors * kLanes) {
+    FloatVector sums[kRows][kVectors];
     HWY_UNROLL(8)
-    for (int i = 0; i < Format::kPerWord; ++i) {
-      acc[sub] = fused_multiply_add(w[i], hn::Set(FloatTag(), x[i]), acc[sub]);
+    for (int r = 0; r < kRows; ++r) {
+      HWY_UNROLL(4)
+      for (int v = 0; v < kVectors; ++v) {
+        sums[r][v] = hn::Load(d, acc + r * kGroup + first + v * kLanes);
+      }
+    }
+    HWY_UNROLL(4)
+    for (int n = 0; n < kWords; ++n) {
+      later.step<kSubs / kVectors * kWords>(step++);
+      const int64_t word = nth(n, kWords, Format::row_mutated());
+      const float* columns = x + word * Format::kPerWord * kRows;
+      HWY_UNROLL(4)
+      for (int begin = 0; begin < kVectors; begin += kShared) {
+        WordVector parts[kShared][Format::kParts];
+        HWY_UNROLL(2)
+        for (int v = 0; v < kShared; ++v) {
+          const int output = first + (begin + v) * kLanes;
+          Format::split(hn::Load(WordTag(), words + word * kGroup + output), parts[v]);
+        }
+        HWY_UNROLL(8)
+        for (int i = 0; i < Format::kPerWord; ++i) {
+          FloatVector w[kShared];
+          HWY_UNROLL(2)
+          for (int v = 0; v < kShared; ++v) w[v] = Format::column(parts[v], i);
+          HWY_UNROLL(8)
+          for (int r = 0; r < kRows; ++r) {
+            const FloatVector column = hn::Set(d, columns[i * kRows + r]);
+            HWY_UNROLL(2)
+            for (int v = 0; v < kShared; ++v) {
+              sums[r][begin + v] = fused_multiply_add(w[v], column, sums[r][begin + v]);
+            }
+          }
+        }
+      }
+    }
+    HWY_UNROLL(8)
+    for (int r = 0; r < kRows; ++r) {
+      HWY_UNROLL(4)
+      for (int v = 0; v < kVectors; ++v) {
+        hn::Store(sums[r][v], d, acc + r * kGroup + first + v * kLanes);
+      }
     }
   }
 }
 
-// Requires: K is a whole number of lines.
-template <class Format>
-void multiply_row(const typename Format::Weights& w, const float* x, float* out, Rounding rounding,
-                  int64_t group_begin, int64_t group_end) {
+// Each line of weights is transposed while the one before it is multiplied. packed: one tile of
+// kRows rows.
+template <class Format, int kRows>
+void multiply_lines(const typename Format::Weights& w, const float* packed, Matrix<float> out,
+                    Rounding rounding, int64_t group_begin, int64_t group_end) {
+  constexpr int kLineColumns = kColumns<Format>;
   HWY_ALIGN uint32_t words[2][kWords * kGroup];
-  HWY_ALIGN float scaled[kColumns<Format>];
+  HWY_ALIGN float scaled[kRows * kLineColumns];
+  HWY_ALIGN float acc[kRows * kGroup];
   HWY_ALIGN uint8_t edge[kGroup * kLine];
-  HWY_ALIGN float result[kGroup];
   const int64_t lines = num_lines<Format>(w);
 
   Group next_group = group_at<Format>(w, group_begin);
@@ -311,44 +420,50 @@ void multiply_row(const typename Format::Weights& w, const float* x, float* out,
   int present = 0;
   for (int64_t g = group_begin; g < group_end; ++g) {
     const Group group = next_group;
-    FloatVector acc[kSubs];
-    HWY_UNROLL(8)
-    for (int sub = 0; sub < kSubs; ++sub) acc[sub] = hn::Zero(FloatTag());
+    __builtin_memset(acc, 0, sizeof(acc));
     for (int64_t line = 0; line < lines; ++line) {
       // After the last line of all comes itself again: staged, never used.
       const bool last = line + 1 == lines;
       if (last && g + 1 < group_end) next_group = group_at<Format>(w, g + 1);
-      next = tile_at<Format>(w, next_group, last ? (g + 1 < group_end ? 0 : line) : line + 1, edge);
-      const float* columns = x + line * kColumns<Format>;
+      next = tile_at<Format>(w, next_group, last ? (g + 1 < group_end ? 0 : line) : line + 1,
+                                    edge);
+      const Tile ahead = tile_ahead<Format>(w, group, line, lines);
+      const float* columns = packed + line * kLineColumns * kRows;
       if constexpr (kIsFp8<Format>) {
-        constexpr int kBlocks = kColumns<Format> / kQuantBlock;
-        scale_line(columns, w.scale_row(group.begin) + line * kBlocks,
+        constexpr int kBlocks = kLineColumns / int(kQuantBlock);
+        scale_line(columns, kRows, w.scale_row(group.begin) + line * kBlocks,
                    w.scale_columns() - line * kBlocks, Format::kUnfold, scaled);
         columns = scaled;
       }
-      // Finely interleaved, so that both find their place in the processor's window.
-      for (int step = 0; step < kWords; ++step) {
-        for (int i = step * kSubs / 4; i < (step + 1) * kSubs / 4; ++i) {
-          stage(next, i / 4, i % 4, words[1 - present]);
-        }
-        prefetch_ahead<Format>(w, group, line, lines, step, kWords);
-        const int64_t word = nth(step, kWords, Format::row_mutated());
-        multiply_word<Format>(words[present] + word * kGroup, columns + word * Format::kPerWord,
-                              acc);
-      }
+      multiply_line<Format, kRows>(words[present], columns, acc,
+                                   {next, words[1 - present], ahead});
       present = 1 - present;
     }
-    HWY_UNROLL(8)
-    for (int sub = 0; sub < kSubs; ++sub) hn::Store(acc[sub], FloatTag(), result + sub * kLanes);
-    store_outputs(result, group, out, rounding);
+    for (int64_t t = 0; t < kRows; ++t) store_outputs(acc + t * kGroup, group, out.row(t), rounding);
   }
 }
 
-// ---- Several rows of x.
+template <class Format>
+void multiply_lines(const typename Format::Weights& w, const float* packed, Matrix<float> out,
+                    Rounding rounding, int64_t group_begin, int64_t group_end) {
+  switch (out.shape[0]) {
+    case 1:
+      return multiply_lines<Format, 1>(w, packed, out, rounding, group_begin, group_end);
+    case 2:
+      return multiply_lines<Format, 2>(w, packed, out, rounding, group_begin, group_end);
+    case 3:
+      return multiply_lines<Format, 3>(w, packed, out, rounding, group_begin, group_end);
+    case 4:
+      return multiply_lines<Format, 4>(w, packed, out, rounding, group_begin, group_end);
+  }
+}
+
+// ---- Many rows of x: a panel of decoded weights is used by all of them.
 
 // All columns of a tile as floats, times `factors` [kColumns / kQuantBlock].
 template <class Format>
-void decode_line(const Tile& tile, const float* factors, float* panel /*[kColumns][kGroup]*/) {
+void decode_line(const Tile& tile, const float* factors,
+                 float* panel /*[kSubs][kPanelColumns][kLanes]*/) {
   const FloatTag d;
   for (int sub = 0; sub < kSubs; ++sub) {
     const uint8_t* rows = tile.rows + size_t(sub * kLanes) * tile.stride;
@@ -358,15 +473,16 @@ void decode_line(const Tile& tile, const float* factors, float* panel /*[kColumn
       const FloatVector factor = hn::Set(d, factors[j * Format::kPerWord / kQuantBlock]);
       HWY_UNROLL(4)
       for (int i = 0; i < 4; ++i) {
-        FloatVector w[Format::kPerWord];
-        Format::decode(words[i], w);
+        WordVector parts[Format::kParts];
+        Format::split(words[i], parts);
         HWY_UNROLL(8)
         for (int c = 0; c < Format::kPerWord; ++c) {
+          const FloatVector w = Format::column(parts, c);
           const int column = (j + i) * Format::kPerWord + c;
           // A multiply-add of nothing: denormals take it at full speed where Mul is slow.
           const FloatVector value =
-              Format::kUnfold == 1 ? w[c] : hn::MulAdd(w[c], factor, hn::Set(d, -0.0f));
-          hn::Store(value, d, panel + column * kGroup + sub * kLanes);
+              Format::kUnfold == 1 ? w : hn::MulAdd(w, factor, hn::Set(d, -0.0f));
+          hn::Store(value, d, panel + (sub * kPanelColumns + column) * kLanes);
         }
       }
     }
@@ -383,17 +499,19 @@ void scale_line(const Fp4Matrix& w, const Group& group, int64_t line, float* pan
     for (int64_t n = group.begin; n < group.end; ++n) {
       scales[n - group.first] = ue8m0_to_float(w.scales[n * row_blocks + line * kBlocks + b]);
     }
-    float* columns = panel + b * kQuantBlock * kGroup;
-    for (int i = 0; i < kQuantBlock * kGroup; i += kLanes) {
-      hn::Store(hn::Mul(hn::Load(d, columns + i), hn::Load(d, scales + i % kGroup)), d,
-                columns + i);
+    for (int sub = 0; sub < kSubs; ++sub) {
+      float* columns = panel + (sub * kPanelColumns + b * kQuantBlock) * kLanes;
+      const FloatVector scale = hn::Load(d, scales + sub * kLanes);
+      for (int i = 0; i < kQuantBlock * kLanes; i += kLanes) {
+        hn::Store(hn::Mul(hn::Load(d, columns + i), scale), d, columns + i);
+      }
     }
   }
 }
 
 // acc[r][output] continues over all columns of a panel, for kRows rows of x.
 template <int kRows, int kVectors>
-void multiply_panel(const float* panel, int num_columns, const float* x /*[kRows][kPanelColumns]*/,
+void multiply_panel(const float* panel, int num_columns, const float* x /*[kPanelColumns][kRows]*/,
                     float* acc /*[kRows][kGroup]*/) {
   const FloatTag d;
   for (int first = 0; first < kGroup; first += kVectors * kLanes) {
@@ -408,11 +526,12 @@ void multiply_panel(const float* panel, int num_columns, const float* x /*[kRows
     for (int k = 0; k < num_columns; ++k) {
       FloatVector w[kVectors];
       HWY_UNROLL(4)
-      for (int v = 0; v < kVectors; ++v)
-        w[v] = hn::Load(d, panel + k * kGroup + first + v * kLanes);
+      for (int v = 0; v < kVectors; ++v) {
+        w[v] = hn::Load(d, panel + (first / kLanes + v) * kPanelColumns * kLanes + k * kLanes);
+      }
       HWY_UNROLL(8)
       for (int r = 0; r < kRows; ++r) {
-        const FloatVector column = hn::Set(d, x[r * kPanelColumns + k]);
+        const FloatVector column = hn::Set(d, x[k * kRows + r]);
         HWY_UNROLL(4)
         for (int v = 0; v < kVectors; ++v)
           sums[r][v] = fused_multiply_add(w[v], column, sums[r][v]);
@@ -447,17 +566,6 @@ void multiply_panel(int64_t rows, const float* panel, int num_columns, const flo
   }
 }
 
-// Puts a row of x where multiply_groups wants it: [panels][rows][kPanelColumns]. Beyond K it is
-// -0, and what is read as weights there +0: their product -0 leaves every sum as it is, even -0.
-void pack_row(const float* x, int64_t k, int64_t row, int64_t rows, float* packed) {
-  for (int64_t begin = 0; begin < k; begin += kPanelColumns) {
-    const int64_t count = k - begin < kPanelColumns ? k - begin : kPanelColumns;
-    float* columns = packed + begin * rows + row * kPanelColumns;
-    __builtin_memcpy(columns, x + begin, size_t(count) * sizeof(float));
-    for (int64_t i = count; i < kPanelColumns; ++i) columns[i] = -0.0f;
-  }
-}
-
 // Floats of scratch memory for multiply_groups.
 int64_t groups_scratch(int64_t rows) {
   return kPanelColumns * kGroup + rows * (kPanelColumns + kGroup);
@@ -471,10 +579,11 @@ void multiply_groups(const typename Format::Weights& w, const float* packed, boo
   constexpr int kLineColumns = kColumns<Format>;
   constexpr int kBlocks = kLineColumns / int(kQuantBlock);
   const int64_t rows = out.shape[0];
+  const RowTiles tiles{rows};
   const int64_t lines = num_lines<Format>(w);
   const int64_t panels = (lines + kPanelLines<Format> - 1) / kPanelLines<Format>;
-  float* panel = scratch;                          // [kPanelColumns][kGroup]
-  float* scaled = panel + kPanelColumns * kGroup;  // [rows][kPanelColumns]
+  float* panel = scratch;                          // [kSubs][kPanelColumns][kLanes]
+  float* scaled = panel + kPanelColumns * kGroup;  // [tiles][kPanelColumns][height]
   float* acc = scaled + rows * kPanelColumns;      // [rows][kGroup]
   HWY_ALIGN uint8_t edge[kGroup * kLine];
   for (int64_t g = group_begin; g < group_end; ++g) {
@@ -494,22 +603,23 @@ void multiply_groups(const typename Format::Weights& w, const float* packed, boo
           for (int i = 0; scale_weights && i < kBlocks && i < num_scales; ++i) {
             factors[i] *= ue8m0_to_float(scales[i]);
           }
-          for (int64_t t = 0; !scale_weights && t < rows; ++t) {
-            const int64_t place = t * kPanelColumns + columns;
-            scale_line(x + place, scales, num_scales, 1, scaled + place);
+          for (int64_t tile = 0; !scale_weights && tile < tiles.count(); ++tile) {
+            const int64_t height = tiles.begin(tile + 1) - tiles.begin(tile);
+            const int64_t place = tiles.begin(tile) * kPanelColumns + columns * height;
+            scale_line(x + place, height, scales, num_scales, 1, scaled + place);
           }
         }
-        prefetch_ahead<Format>(w, group, line, lines, 0, 1);
-        float* decoded = panel + columns * kGroup;
+        const Tile ahead = tile_ahead<Format>(w, group, line, lines);
+        for (size_t i = 0; i < kGroup; ++i) __builtin_prefetch(ahead.rows + i * ahead.stride);
+        float* decoded = panel + columns * kLanes;
         decode_line<Format>(tile_at<Format>(w, group, line, edge), factors, decoded);
         if constexpr (std::is_same_v<Format, Fp4Format>) scale_line(w, group, line, decoded);
         columns += kLineColumns;
       }
       if (kIsFp8<Format> && !scale_weights) x = scaled;
-      const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
-      for (int64_t tile = 0; tile < tiles; ++tile) {  // of nearly equal height
-        const int64_t begin = rows * tile / tiles, end = rows * (tile + 1) / tiles;
-        multiply_panel(end - begin, panel, columns, x + begin * kPanelColumns,
+      for (int64_t tile = 0; tile < tiles.count(); ++tile) {
+        const int64_t begin = tiles.begin(tile);
+        multiply_panel(tiles.begin(tile + 1) - begin, panel, columns, x + begin * kPanelColumns,
                        acc + begin * kGroup);
       }
     }
@@ -527,18 +637,35 @@ void multiply_rows(KernelContext& ctx, Matrix<const float> x, const typename For
   const int64_t packed_size = (w.k + kPanelColumns - 1) / kPanelColumns * kPanelColumns * rows;
   // The packed rows are everybody's, and live with the first thread's own scratch.
   float* packed = ctx.scratch<float>(0, packed_size + groups_scratch(rows));
-  Range ranges[kMaxRows] = {};
-  ctx.pool().parallel_for(rows, 1, [&](int64_t begin, int64_t end, int) {
-    for (int64_t t = begin; t < end; ++t) {
-      pack_row(x.row(t), w.k, t, rows, packed);
-      if constexpr (kIsFp8<Format>) ranges[t] = magnitudes(x.row(t), w.k);
-    }
-  });
-  bool scale_weights = kIsFp8<Format>;
+  Range ranges[kMaxRows];
+  const auto pack = [&](const RowTiles& tiles) {
+    ctx.pool().parallel_for(tiles.count(), 1, [&](int64_t begin, int64_t end, int) {
+      for (int64_t tile = begin; tile < end; ++tile) {
+        pack_tile(x, tiles, tile, packed);
+        if constexpr (!kIsFp8<Format>) continue;
+        for (int64_t t = tiles.begin(tile); t < tiles.begin(tile + 1); ++t) {
+          ranges[t] = magnitudes(x.row(t), w.k);
+        }
+      }
+    });
+  };
+  pack({rows});  // a tile that takes all rows if they are few
+  bool scale_weights = false;
+  bool can_fold = true;
   if constexpr (kIsFp8<Format>) {
+    Range range = ranges[0];
+    for (int64_t t = 1; t < rows; ++t) range = both(range, ranges[t]);
     const Codes codes = scale_codes(w);
-    for (int64_t t = 0; t < rows; ++t) {
-      scale_weights = scale_weights && weights_can_take_scale(ranges[t], codes);
+    scale_weights = weights_can_take_scale(range, codes);
+    can_fold = x_can_take_fold(range, codes);
+  }
+  if constexpr (Format::kMaxLineRows > 0) {
+    static_assert(Format::kMaxLineRows <= kTileRows);
+    if (rows <= Format::kMaxLineRows && can_fold) {
+      ctx.pool().parallel_for(num_groups<Format>(w), 1, [&](int64_t begin, int64_t end, int) {
+        multiply_lines<Format>(w, packed, out, rounding, begin, end);
+      });
+      return;
     }
   }
   ctx.pool().parallel_for(
@@ -555,17 +682,6 @@ template <class Format>
 void multiply(KernelContext& ctx, Matrix<const float> x, const typename Format::Weights& w,
               Matrix<float> out, Rounding rounding) {
   const int64_t rows = x.shape[0];
-  if constexpr (Format::kHasSingleRow) {
-    bool single = rows == 1 && w.k % kColumns<Format> == 0;
-    if constexpr (kIsFp8<Format>)
-      single = single && x_can_take_fold(magnitudes(x.data, w.k), scale_codes(w));
-    if (single) {
-      ctx.pool().parallel_for(num_groups<Format>(w), 1, [&](int64_t begin, int64_t end, int) {
-        multiply_row<Format>(w, x.data, out.data, rounding, begin, end);
-      });
-      return;
-    }
-  }
   for (int64_t t = 0; t < rows; t += kMaxRows) {
     const int64_t last = t + kMaxRows < rows ? t + kMaxRows : rows;
     multiply_rows<Format>(ctx, x.rows(t, last), w, out.rows(t, last), rounding);

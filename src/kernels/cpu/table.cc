@@ -1,6 +1,7 @@
 #include "kernels/cpu/targets.h"
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 
 #undef HWY_TARGET_INCLUDE
@@ -19,6 +20,7 @@ void add_quantize(KernelTable& table);
 void add_keys(KernelTable& table);
 void add_norm(KernelTable& table);
 void add_attention(KernelTable& table);
+void add_index_scores(KernelTable& table);
 void add_engram(KernelTable& table);
 void add_moe(KernelTable& table);
 
@@ -32,6 +34,7 @@ const KernelTable& kernels() {
     add_keys(table);
     add_norm(table);
     add_attention(table);
+    add_index_scores(table);
     add_engram(table);
     add_moe(table);
     return table;
@@ -48,16 +51,17 @@ namespace {
 
 struct Target {
   int64_t bit;
+  std::string_view name;  // Highway knows only those of its own architecture
   const KernelTable& (*kernels)();
 };
 
 // Best first. A target that this build lacks is null, or stands for another one (the fallback).
 constexpr Target kTargets[] = {
-    {HWY_AVX3, HWY_CHOOSE_AVX3(kernels)},
-    {HWY_AVX2, HWY_CHOOSE_AVX2(kernels)},
-    {HWY_SSE4, HWY_CHOOSE_SSE4(kernels)},
-    {HWY_NEON, HWY_CHOOSE_NEON(kernels)},
-    {HWY_EMU128, HWY_CHOOSE_FALLBACK(kernels)},
+    {HWY_AVX3, "AVX3", HWY_CHOOSE_AVX3(kernels)},
+    {HWY_AVX2, "AVX2", HWY_CHOOSE_AVX2(kernels)},
+    {HWY_SSE4, "SSE4", HWY_CHOOSE_SSE4(kernels)},
+    {HWY_NEON, "NEON", HWY_CHOOSE_NEON(kernels)},
+    {HWY_EMU128, "EMU128", HWY_CHOOSE_FALLBACK(kernels)},
 };
 
 struct Tables {
@@ -65,11 +69,14 @@ struct Tables {
   size_t count = 0;
 };
 
+int64_t supported_targets() {
+  return HWY_TARGETS & (HWY_SUPPORTED_TARGETS | HWY_STATIC_TARGET);
+}
+
 Tables supported_tables() {
-  const int64_t supported = HWY_TARGETS & (HWY_SUPPORTED_TARGETS | HWY_STATIC_TARGET);
   Tables result;
   for (const Target& target : kTargets) {
-    if (supported & target.bit) result.tables[result.count++] = &target.kernels();
+    if (supported_targets() & target.bit) result.tables[result.count++] = &target.kernels();
   }
   return result;
 }
@@ -85,6 +92,18 @@ bool equal_but_for_case(std::string_view a, std::string_view b) {
 std::span<const KernelTable* const> fast_kernels() {
   static const Tables kTables = supported_tables();
   return {kTables.tables, kTables.count};
+}
+
+std::span<const KernelTarget> kernel_targets() {
+  static const auto kAnswer = [] {
+    std::array<KernelTarget, std::size(kTargets)> targets;
+    for (size_t i = 0; i < targets.size(); ++i) {
+      targets[i] = {kTargets[i].name, (HWY_TARGETS & kTargets[i].bit) != 0,
+                    (supported_targets() & kTargets[i].bit) != 0};
+    }
+    return targets;
+  }();
+  return kAnswer;
 }
 
 const KernelTable* find_kernels(std::string_view name) {

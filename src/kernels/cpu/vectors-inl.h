@@ -114,20 +114,62 @@ HWY_INLINE ShortVector multiply_byte_pairs(ByteVector a, ByteVector b) {
 #endif
 }
 
-// Lane i is (v[2i] + v[2i + 1]) * factor. Requires: factor fits in 16 bits.
-HWY_INLINE IntVector multiply_short_pairs(ShortVector v, int16_t factor) {
+// Lane i is a[2i] * b[2i] + a[2i + 1] * b[2i + 1]. Requires: it fits.
+HWY_INLINE IntVector multiply_short_pairs(ShortVector a, ShortVector b) {
 #if HWY_TARGET == HWY_AVX3
-  return IntVector{_mm512_madd_epi16(v.raw, _mm512_set1_epi16(factor))};
+  return IntVector{_mm512_madd_epi16(a.raw, b.raw)};
 #elif HWY_TARGET == HWY_AVX2
-  return IntVector{_mm256_madd_epi16(v.raw, _mm256_set1_epi16(factor))};
+  return IntVector{_mm256_madd_epi16(a.raw, b.raw)};
 #elif HWY_TARGET == HWY_SSE4
-  return IntVector{_mm_madd_epi16(v.raw, _mm_set1_epi16(factor))};
+  return IntVector{_mm_madd_epi16(a.raw, b.raw)};
 #else
   const IntTag d;
-  const IntVector pairs = hn::BitCast(d, v);
-  const IntVector even = hn::ShiftRight<16>(hn::ShiftLeft<16>(pairs));
-  return hn::Mul(hn::Add(even, hn::ShiftRight<16>(pairs)), hn::Set(d, factor));
+  const IntVector wide_a = hn::BitCast(d, a), wide_b = hn::BitCast(d, b);
+  const IntVector even_a = hn::ShiftRight<16>(hn::ShiftLeft<16>(wide_a));
+  const IntVector even_b = hn::ShiftRight<16>(hn::ShiftLeft<16>(wide_b));
+  return hn::Add(hn::Mul(even_a, even_b),
+                 hn::Mul(hn::ShiftRight<16>(wide_a), hn::ShiftRight<16>(wide_b)));
 #endif
+}
+
+// sum += multiply_short_pairs(a, b), in the order and the register that stand here: compilers make
+// trees of long sums, which need more registers than there are.
+HWY_INLINE void add_short_pairs(ShortVector a, ShortVector b, IntVector& sum) {
+#if HWY_TARGET == HWY_AVX2
+  __m256i products;
+  asm("vpmaddwd %2, %3, %1\n\tvpaddd %1, %0, %0"
+      : "+x"(sum.raw), "=&x"(products)
+      : "x"(a.raw), "x"(b.raw));
+#elif HWY_TARGET == HWY_AVX3
+  __m512i products;
+  asm("vpmaddwd %2, %3, %1\n\tvpaddd %1, %0, %0"
+      : "+v"(sum.raw), "=&v"(products)
+      : "v"(a.raw), "v"(b.raw));
+#else
+  sum = hn::Add(sum, multiply_short_pairs(a, b));
+#endif
+}
+
+// sum += multiply_byte_pairs(a, b), likewise.
+HWY_INLINE void add_byte_pairs(ByteVector a, ByteVector b, ShortVector& sum) {
+#if HWY_TARGET == HWY_AVX2
+  __m256i products;
+  asm("vpmaddubsw %2, %3, %1\n\tvpaddw %1, %0, %0"
+      : "+x"(sum.raw), "=&x"(products)
+      : "x"(b.raw), "x"(a.raw));
+#elif HWY_TARGET == HWY_AVX3
+  __m512i products;
+  asm("vpmaddubsw %2, %3, %1\n\tvpaddw %1, %0, %0"
+      : "+v"(sum.raw), "=&v"(products)
+      : "v"(b.raw), "v"(a.raw));
+#else
+  sum = hn::Add(sum, multiply_byte_pairs(a, b));
+#endif
+}
+
+// Lane i is (v[2i] + v[2i + 1]) * factor. Requires: factor fits in 16 bits.
+HWY_INLINE IntVector multiply_short_pairs(ShortVector v, int16_t factor) {
+  return multiply_short_pairs(v, hn::Set(ShortTag(), factor));
 }
 
 // Sixteen bytes of row 0 in the lowest block of a vector, of rows 4, 8, 12 in the blocks above.

@@ -77,19 +77,19 @@ void compress_pairs(KernelContext&, std::span<const float* const> a,
 
 void index_scores(KernelContext&, TensorView<const float, 3> q, Matrix<const float> weights,
                   float weight_scale, const PagedRows& keys,
-                  std::span<const int32_t* const> block_tables,
-                  std::span<const int64_t> num_visible, std::span<float* const> scores) {
+                  std::span<const IndexKeys> wanted, std::span<float* const> scores) {
   const int64_t size = q.shape[2];
   Dims("index_scores").bind('T', q.shape[0]).bind('H', q.shape[1]).bind('D', size)
       .bind('T', weights.shape[0]).bind('H', weights.shape[1])
-      .bind('T', int64_t(block_tables.size())).bind('T', int64_t(num_visible.size()))
-      .bind('T', int64_t(scores.size()));
+      .bind('T', int64_t(wanted.size())).bind('T', int64_t(scores.size()));
   MR_CHECK_OP(size % kQuantBlock, ==, 0);
   const int64_t row_bytes = key_row_bytes(keys.format, size);
   std::vector<float> key(static_cast<size_t>(size));
   for (int64_t t = 0; t < q.shape[0]; ++t) {
-    for (int64_t j = 0; j < num_visible[size_t(t)]; ++j) {
-      unpack_row(keys.format, keys.row(block_tables[size_t(t)], j, row_bytes), size, key.data());
+    const IndexKeys& want = wanted[size_t(t)];
+    for (int64_t j = 0; j < want.count; ++j) {
+      unpack_row(keys.format, keys.row(want.block_table, want.row(j), row_bytes), size,
+                 key.data());
       float score = 0;
       for (int64_t h = 0; h < q.shape[1]; ++h) {
         float dot = 0;

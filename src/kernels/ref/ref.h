@@ -36,8 +36,7 @@ void attention(KernelContext&, TensorView<const float, 3>, const AttentionKeys&,
 void compress_pairs(KernelContext&, std::span<const float* const>, std::span<const float* const>,
                     Matrix<float>, Rounding);
 void index_scores(KernelContext&, TensorView<const float, 3>, Matrix<const float>, float,
-                  const PagedRows&, std::span<const int32_t* const>, std::span<const int64_t>,
-                  std::span<float* const>);
+                  const PagedRows&, std::span<const IndexKeys>, std::span<float* const>);
 
 void gather_fp8(KernelContext&, const Fp8Table&, Matrix<const int64_t>, Matrix<float>);
 void engram_update(KernelContext&, Matrix<const float>, std::span<const bf16>,
