@@ -77,6 +77,7 @@ Checkpoint::Checkpoint(ModelConfig config)
     : config_(std::move(config)),
       specs_(tensor_list(config_)),
       data_(specs_.size(), nullptr),
+      begin_(specs_.size(), 0),
       shard_of_(specs_.size(), -1) {
   by_name_.reserve(specs_.size());
   for (size_t i = 0; i < specs_.size(); ++i) by_name_.emplace(specs_[i].name, i);
@@ -141,7 +142,11 @@ Status Checkpoint::add_shard(const std::string& path) {
                             ", expected ", type_text(spec.dtype, spec.shape)));
     }
     shard_of_[i] = int64_t(shards_.size());
+    begin_[i] = entry.begin;
     data_[i] = file.bytes().data() + entry.begin;
+    if (spec.part == TensorPart::kEngramTable) {
+      file.expect_single_reads({data_[i], entry.end - entry.begin});
+    }
     if (entry.begin % uint64_t(dtype_bytes(spec.dtype)) != 0) {
       const size_t bytes = entry.end - entry.begin;
       copies_.emplace_back((bytes + sizeof(uint32_t) - 1) / sizeof(uint32_t));
@@ -195,6 +200,15 @@ Status Checkpoint::check_complete(const std::string& folder) const {
                  format("tensor ", spec.name, ": found in no file, expected ",
                         type_text(spec.dtype, spec.shape),
                         others > 0 ? format(" (", others, " more are missing)") : std::string()));
+}
+
+Result<Checkpoint::Place> Checkpoint::place(std::string_view name) const {
+  const auto found = by_name_.find(name);
+  if (found == by_name_.end()) {
+    return Error{Code::kNotFound, format("tensor ", name, ": the checkpoint has none")};
+  }
+  const size_t i = found->second;
+  return Place{size_t(shard_of_[i]), begin_[i], begin_[i] + uint64_t(specs_[i].bytes())};
 }
 
 // The tensor, if it has the dtype and rank.

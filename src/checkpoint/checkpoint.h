@@ -44,6 +44,13 @@ class Checkpoint : public WeightSource {
   const std::vector<MappedFile>& shards() const { return shards_; }
   int64_t copied_bytes() const { return copied_bytes_; }  // of misaligned tensors
 
+  // Where a tensor's bytes lie: [begin, end) of the file shards()[shard].
+  struct Place {
+    size_t shard;
+    uint64_t begin, end;
+  };
+  Result<Place> place(std::string_view name) const;
+
   Result<Fp8Matrix> fp8_matrix(std::string_view base_name) const override;
   Result<Fp4Matrix> fp4_matrix(std::string_view base_name) const override;
   Result<Fp8Table> fp8_table(std::string_view base_name) const override;
@@ -77,6 +84,7 @@ class Checkpoint : public WeightSource {
   std::vector<TensorSpec> specs_;
   std::unordered_map<std::string_view, size_t> by_name_;  // into specs_
   std::vector<const uint8_t*> data_;                      // [specs_]
+  std::vector<uint64_t> begin_;                           // [specs_] in its file
   std::vector<int64_t> shard_of_;                         // [specs_] into shards_; -1: not found
   std::vector<MappedFile> shards_;
   std::vector<std::vector<uint32_t>> copies_;  // the misaligned tensors, realigned

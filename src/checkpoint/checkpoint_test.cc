@@ -615,24 +615,31 @@ TEST(Checkpoint, OpensACheckpointOfTheReleasedSize) {
   EXPECT_EQ(checkpoint.value().fp8_table("layers.14.engram.embed").value().rows, 384'016'682);
   MappedExpertSource source =
       MappedExpertSource::open(checkpoint.value().config(), checkpoint.value()).value();
-  EXPECT_EQ(source.acquire(42, {}).wait().value().size(), 128u);
+  const int32_t last[] = {127};
+  ExpertLease lease = source.acquire(42, last);
+  EXPECT_EQ(lease.next().value()[0].weights->w1.codes,
+            checkpoint.value().fp4_matrix("mtp.2.ffn.experts.127.w1").value().codes);
 }
 
 TEST(MappedExpertSource, LeasesTheExpertsOfBackboneLayersAndDraftStages) {
   const Checkpoint checkpoint = open_checked(kToy);
   MappedExpertSource source = MappedExpertSource::open(checkpoint.config(), checkpoint).value();
   const int32_t ids[] = {3, 0};
-  ExpertLease lease = source.acquire(2, ids);
-  const std::span<const ExpertWeights> experts = lease.wait().value();
-  EXPECT_EQ(experts.size(), 8u);
-  EXPECT_EQ(experts[3].w2.codes, checkpoint.fp4_matrix("layers.2.ffn.experts.3.w2").value().codes);
-  EXPECT_EQ(experts[0].w1.n, 64);
-  EXPECT_EQ(experts[0].w3.k, 128);
-
+  {
+    ExpertLease lease = source.acquire(2, ids);
+    const std::span<const LoadedExpert> experts = lease.next().value();
+    ASSERT_EQ(experts.size(), 2u);
+    EXPECT_EQ(experts[0].idx, 0);
+    EXPECT_EQ(experts[0].weights->w2.codes,
+              checkpoint.fp4_matrix("layers.2.ffn.experts.3.w2").value().codes);
+    EXPECT_EQ(experts[1].idx, 1);
+    EXPECT_EQ(experts[1].weights->w1.n, 64);
+    EXPECT_EQ(experts[1].weights->w3.k, 128);
+    EXPECT_TRUE(lease.next().value().empty());
+  }
   ExpertLease draft = source.acquire(8 + 1, ids);
-  const std::span<const ExpertWeights> stage = draft.wait().value();
-  EXPECT_EQ(stage.size(), 4u);
-  EXPECT_EQ(stage[3].w1.codes, checkpoint.fp4_matrix("mtp.1.ffn.experts.3.w1").value().codes);
+  EXPECT_EQ(draft.next().value()[0].weights->w1.codes,
+            checkpoint.fp4_matrix("mtp.1.ffn.experts.3.w1").value().codes);
 }
 
 TEST(MappedExpertSourceDeathTest, AnExpertOutOfRangeStopsTheProgram) {
@@ -641,6 +648,8 @@ TEST(MappedExpertSourceDeathTest, AnExpertOutOfRangeStopsTheProgram) {
   const int32_t beyond[] = {8};
   EXPECT_DEATH((void)source.acquire(0, beyond), "check failed: id <");
   EXPECT_DEATH((void)source.acquire(10, {}), "check failed: layer <");
+  const ExpertLease lease = source.acquire(0, {});
+  EXPECT_DEATH((void)source.acquire(0, {}), "check failed: !is_leased_");
 }
 
 TEST(EngramRows, EqualTheGoldenRowsOfTheToy) {

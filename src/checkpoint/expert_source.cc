@@ -1,5 +1,7 @@
 #include "checkpoint/expert_source.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "base/format.h"
 
@@ -36,20 +38,34 @@ Result<MappedExpertSource> MappedExpertSource::open(const ModelConfig& config,
   return MappedExpertSource(std::move(layers));
 }
 
+MappedExpertSource::MappedExpertSource(std::vector<std::vector<ExpertWeights>> layers)
+    : layers_(std::move(layers)) {
+  size_t most = 0;
+  for (const std::vector<ExpertWeights>& experts : layers_) most = std::max(most, experts.size());
+  loaded_.resize(most);
+}
+
 ExpertLease MappedExpertSource::acquire(int64_t layer, std::span<const int32_t> ids) {
+  MR_CHECK(!is_leased_);
   MR_CHECK_OP(layer, >=, 0);
   MR_CHECK_OP(layer, <, int64_t(layers_.size()));
-  for (const int32_t id : ids) {
+  const std::vector<ExpertWeights>& experts = layers_[size_t(layer)];
+  MR_CHECK_OP(ids.size(), <=, experts.size());
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const int32_t id = ids[i];
     MR_CHECK_OP(id, >=, 0);
-    MR_CHECK_OP(id, <, int64_t(layers_[size_t(layer)].size()));
+    MR_CHECK_OP(id, <, int64_t(experts.size()));
+    loaded_[i] = {int64_t(i), &experts[size_t(id)]};
   }
-  return ExpertLease(*this, uint64_t(layer));
+  left_ = std::span(loaded_).first(ids.size());
+  is_leased_ = true;
+  return ExpertLease(*this);
 }
 
-Result<std::span<const ExpertWeights>> MappedExpertSource::wait(uint64_t ticket) {
-  return std::span<const ExpertWeights>(layers_[ticket]);
+Result<std::span<const LoadedExpert>> MappedExpertSource::next() {
+  return std::exchange(left_, {});
 }
 
-void MappedExpertSource::release(uint64_t) noexcept {}
+void MappedExpertSource::release() noexcept { is_leased_ = false; }
 
 }  // namespace millrace

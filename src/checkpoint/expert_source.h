@@ -22,53 +22,65 @@ struct ExpertWeights {
   Fp4Matrix w3;  // [moe_intermediate_size, hidden_size] up
 };
 
+// An expert that can be read.
+struct LoadedExpert {
+  int64_t idx;  // in the ids that were asked for
+  const ExpertWeights* weights;
+};
+
+// What bringing experts has cost since the start. All 0 where nothing is brought.
+struct ExpertReads {
+  int64_t cache_bytes = 0;  // of memory for experts
+  int64_t num_hits = 0;     // experts asked for that were there, or on their way
+  int64_t num_misses = 0;   // that had to be read
+  int64_t num_bytes = 0;    // read
+  int64_t wait_ns = 0;      // for which nothing that was asked for was readable
+};
+
 class ExpertLease;
 
 // Layers are counted backbone first, then draft stages: num_hidden_layers + stage.
 //
-// Threading: acquire, wait and the end of a lease belong to one thread; the weights may be read
-// by any thread between wait() and the end of the lease.
+// Threading: acquire, next and the end of a lease belong to one thread; the weights may be read
+// by any thread until the lease's next call.
 class ExpertSource {
  public:
   virtual ~ExpertSource() = default;
 
   // Asks for experts `ids` of `layer` and returns at once. Allocates nothing.
-  // Requires: layer and ids in range.
+  // Requires: layer and ids in range, no id twice; the lease before has ended. `ids` must stay
+  // until this one ends.
   virtual ExpertLease acquire(int64_t layer, std::span<const int32_t> ids) = 0;
+
+  virtual ExpertReads reads() const { return {}; }
 
  protected:
   friend class ExpertLease;
-  // The layer's experts by id, of which those asked for are readable.
-  virtual Result<std::span<const ExpertWeights>> wait(uint64_t ticket) = 0;
-  virtual void release(uint64_t ticket) noexcept = 0;
+  virtual Result<std::span<const LoadedExpert>> next() = 0;
+  virtual void release() noexcept = 0;
 };
 
-// The right to read the experts of one acquire(), until it is destroyed. Must not outlive its
-// source.
+// The right to read the experts of one acquire(), some at a time, until it is destroyed: a source
+// need not have room for all of them at once. Must not outlive its source.
 class ExpertLease {
  public:
-  ExpertLease(ExpertSource& source, uint64_t ticket) : source_(&source), ticket_(ticket) {}
-  ExpertLease(ExpertLease&& other) noexcept
-      : source_(std::exchange(other.source_, nullptr)), ticket_(other.ticket_) {}
-  ExpertLease& operator=(ExpertLease&& other) noexcept {
-    std::swap(source_, other.source_);
-    std::swap(ticket_, other.ticket_);
-    return *this;
-  }
+  explicit ExpertLease(ExpertSource& source) : source_(&source) {}
+  ExpertLease(ExpertLease&& other) noexcept : source_(std::exchange(other.source_, nullptr)) {}
+  ExpertLease& operator=(ExpertLease&&) = delete;
   ~ExpertLease() {
-    if (source_ != nullptr) source_->release(ticket_);
+    if (source_ != nullptr) source_->release();
   }
 
-  // Blocks until all experts asked for are readable. The span is indexed by expert id; entries
-  // that were not asked for must not be read.
-  Result<std::span<const ExpertWeights>> wait() { return source_->wait(ticket_); }
+  // The next experts that are readable, in any order; blocks until there is one. Gives those of
+  // the call before back. Empty when all have come. After an error nothing more comes.
+  Result<std::span<const LoadedExpert>> next() { return source_->next(); }
 
  private:
   ExpertSource* source_;
-  uint64_t ticket_;
 };
 
-// Experts that are always readable: those of a mapped checkpoint, read by the page fault.
+// Experts that are always readable: those of a mapped checkpoint, read by the page fault. All come
+// at once, in the order of their ids.
 class MappedExpertSource : public ExpertSource {
  public:
   // Looks every expert of the config up in `weights`, which must outlive the result.
@@ -77,12 +89,14 @@ class MappedExpertSource : public ExpertSource {
   ExpertLease acquire(int64_t layer, std::span<const int32_t> ids) override;
 
  private:
-  explicit MappedExpertSource(std::vector<std::vector<ExpertWeights>> layers)
-      : layers_(std::move(layers)) {}
-  Result<std::span<const ExpertWeights>> wait(uint64_t ticket) override;
-  void release(uint64_t ticket) noexcept override;
+  explicit MappedExpertSource(std::vector<std::vector<ExpertWeights>> layers);
+  Result<std::span<const LoadedExpert>> next() override;
+  void release() noexcept override;
 
-  std::vector<std::vector<ExpertWeights>> layers_;  // [layer][expert]; a ticket is a layer
+  std::vector<std::vector<ExpertWeights>> layers_;  // [layer][expert]
+  std::vector<LoadedExpert> loaded_;                // room for any layer's
+  std::span<const LoadedExpert> left_;              // of the lease
+  bool is_leased_ = false;
 };
 
 }  // namespace millrace

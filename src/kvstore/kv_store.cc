@@ -6,6 +6,13 @@
 #include "base/format.h"
 
 namespace millrace {
+namespace {
+
+// Rows of a sequence lie a block apart, so that each costs a look at the page tables; huge pages
+// halve what such a row takes (docs/engine.md). A store below this size is not worth it.
+constexpr int64_t kLarge = int64_t{64} << 20;
+
+}  // namespace
 
 Result<KvStore> KvStore::create(const KvLayout& layout, int64_t num_blocks, int64_t num_slots) {
   constexpr int64_t kMost = int64_t{1} << 46;  // of the address space
@@ -20,6 +27,7 @@ Result<KvStore> KvStore::create(const KvLayout& layout, int64_t num_blocks, int6
   }
   const int64_t bytes = num_blocks * layout.block_bytes + num_slots * layout.slot_bytes;
   ASSIGN_OR_RETURN(ReservedMemory memory, ReservedMemory::reserve(size_t(bytes)));
+  if (bytes >= kLarge) memory.prefer_huge_pages();
   return KvStore(layout, num_blocks, num_slots, std::move(memory));
 }
 

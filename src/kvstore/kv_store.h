@@ -16,6 +16,7 @@ namespace millrace {
 // gives them. Who owns which block or slot is kvcache's affair.
 //
 // Reserved once; memory is used when it is first written, so blocks never handed out cost nothing.
+// A large store is made of huge pages where the kernel has them, and grows by their size.
 // Threading: rows of different blocks or slots may be written by different threads.
 class KvStore {
  public:
@@ -38,6 +39,10 @@ class KvStore {
 
   void copy_block(BlockCopy copy);
   void copy_slot(StateCopy copy);
+
+  // The pages take turns among these memory nodes, by the system's numbers: any thread reads any
+  // sequence. For a store that has not been used yet.
+  Status spread_over(std::span<const int> nodes) { return memory_.interleave(nodes); }
 
   size_t reserved_bytes() const { return memory_.bytes().size(); }
   size_t resident_bytes() const { return memory_.resident_bytes(); }

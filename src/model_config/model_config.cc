@@ -123,7 +123,7 @@ Status check_sizes(const ModelConfig& c) {
       {"bos_token_id", c.bos_token_id, 0, c.vocab_size - 1},
       {"eos_token_id", c.eos_token_id, 0, c.vocab_size - 1},
       {"pad_token_id", c.pad_token_id, 0, c.vocab_size - 1},
-      {"image_token_id", c.image_token_id, -1, c.vocab_size - 1},
+      {"image_token_id", c.image_token_id == -1 ? 0 : c.image_token_id, 0, c.vocab_size - 1},
       {"num_key_value_heads", c.num_key_value_heads, 1, 1},
       {"qk_rope_head_dim", c.qk_rope_head_dim, 2, std::min(c.head_dim, c.index_head_dim)},
       {"q_lora_rank", c.q_lora_rank, 32, kMaxSize},

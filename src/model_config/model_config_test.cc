@@ -360,6 +360,8 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"pad_token_id", "129280", "pad_token_id: found 129280"},
         Refusal{"image_token_id", "129280", "image_token_id: found 129280"},
         Refusal{"image_token_id", "-2", "image_token_id: found -2"},
+        Refusal{"image_token_id", "-1",
+                "image_token_id: found -1, expected an integer of at least 0, or no such key"},
         Refusal{"eos_token_id", "[1, 2]", "eos_token_id: found [1, 2], expected an integer"},
         // Layer map.
         Refusal{"text_config.compress_ratios", "[0, 0]", "compress_ratios: found 2 entries"},

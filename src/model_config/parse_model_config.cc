@@ -84,6 +84,14 @@ class Reader {
     read(key, out, false);
   }
 
+  // The id of a token that there need not be. Without the key `out` stays.
+  void optional_token(std::string_view key, int64_t& out) {
+    read(key, out, false);
+    if (status_.ok() && has(key) && out < 0) {
+      fail(find(key), "an integer of at least 0, or no such key");
+    }
+  }
+
   // A field that may only have one value, and may be absent.
   template <class T>
   void constant(std::string_view key, T expected) {
@@ -341,7 +349,7 @@ Result<ModelConfig> parse_model_config(std::string_view text) {
   top.optional("bos_token_id", config.bos_token_id);
   top.optional("eos_token_id", config.eos_token_id);
   top.optional("pad_token_id", config.pad_token_id);
-  top.optional("image_token_id", config.image_token_id);
+  top.optional_token("image_token_id", config.image_token_id);
   read_quantization(top, config.quantization_config);
   read_vision(top, config.vision_config);
   RETURN_IF_ERROR(top.status());

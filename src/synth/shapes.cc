@@ -1,9 +1,11 @@
 #include "synth/shapes.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/check.h"
 #include "base/format.h"
+#include "model_config/layer_map.h"
 
 namespace millrace {
 namespace {
@@ -139,28 +141,77 @@ Error bad_flag(std::string_view flag, int64_t found, std::string_view expected) 
   return {Code::kInvalidArgument, format(flag, ": found ", found, ", expected ", expected)};
 }
 
-void keep_below(int64_t limit, std::vector<int64_t>& ids) {
-  std::erase_if(ids, [&](int64_t id) { return id >= limit; });
+// The layers that are left keep what they read: of the layers `ids` refers to, those that are
+// left, by their new numbers.
+std::vector<int64_t> renumbered(const std::vector<int64_t>& ids, const std::vector<int64_t>& kept) {
+  std::vector<int64_t> left;
+  for (size_t l = 0; l < kept.size(); ++l) {
+    if (std::ranges::count(ids, kept[l]) > 0) left.push_back(int64_t(l));
+  }
+  return left;
 }
 
-Status keep_layers(int64_t layers, ModelConfig& c) {
+// The layer that `layer` reads something of and that is not among those kept, or -1.
+int64_t missing_source(const ModelConfig& c, const LayerInfo& layer,
+                       const std::vector<int64_t>& kept) {
+  const int64_t filter = layer.is_candidate_filtered ? c.candidate_source_layer_id : -1;
+  for (const int64_t source : {layer.kv_source, layer.index_source, filter}) {
+    if (source >= 0 && std::ranges::count(kept, source) == 0) return source;
+  }
+  return -1;
+}
+
+// Requires: ids of layers, ascending.
+Status keep_layers(const std::vector<int64_t>& kept, std::string_view flag, ModelConfig& c) {
+  const std::vector<LayerInfo> layers = layer_map(c);
+  std::vector<int64_t> compress_ratios;
+  for (const int64_t l : kept) {
+    const int64_t missing = missing_source(c, layers[size_t(l)], kept);
+    if (missing >= 0) {
+      return bad_flag(flag, l, format("layer ", missing, " with it, of which it reads"));
+    }
+    compress_ratios.push_back(c.compress_ratios[size_t(l)]);
+  }
+  c.num_hidden_layers = int64_t(kept.size());
+  c.compress_ratios = compress_ratios;  // complete() adds the draft stages again
+  c.kv_source_layer_ids = renumbered(c.kv_source_layer_ids, kept);
+  c.index_source_layer_ids = renumbered(c.index_source_layer_ids, kept);
+  c.engram_layer_ids = renumbered(c.engram_layer_ids, kept);
+  const std::vector<int64_t> filter = renumbered({c.candidate_source_layer_id}, kept);
+  c.candidate_source_layer_id = filter.empty() ? -1 : filter[0];
+  const std::vector<int64_t> targets = renumbered(c.dspark_target_layer_ids, kept);
+  const int64_t num_targets = std::min<int64_t>(std::ssize(c.dspark_target_layer_ids),
+                                                c.num_hidden_layers);
+  c.dspark_target_layer_ids = targets;
+  if (std::ssize(targets) < num_targets) {
+    // As many of the last layers: the projection's width is their number.
+    c.dspark_target_layer_ids.resize(size_t(num_targets));
+    std::iota(c.dspark_target_layer_ids.begin(), c.dspark_target_layer_ids.end(),
+              c.num_hidden_layers - num_targets);
+  }
+  return {};
+}
+
+Status keep_first_layers(int64_t layers, ModelConfig& c) {
   if (layers < 1 || layers > c.num_hidden_layers) {
     return bad_flag("--layers", layers,
                     format("1 to ", c.num_hidden_layers, ", what the config has"));
   }
-  c.num_hidden_layers = layers;
-  c.compress_ratios.resize(size_t(layers));  // complete() adds the draft stages again
-  keep_below(layers, c.kv_source_layer_ids);
-  keep_below(layers, c.index_source_layer_ids);
-  keep_below(layers, c.engram_layer_ids);
-  if (c.candidate_source_layer_id >= layers) c.candidate_source_layer_id = -1;
-  if (!c.dspark_target_layer_ids.empty() && c.dspark_target_layer_ids.back() >= layers) {
-    // As many of the last layers: the projection's width is their number.
-    const auto count = std::min(int64_t(c.dspark_target_layer_ids.size()), layers);
-    c.dspark_target_layer_ids.clear();
-    for (int64_t l = layers - count; l < layers; ++l) c.dspark_target_layer_ids.push_back(l);
+  std::vector<int64_t> kept(static_cast<size_t>(layers));
+  std::iota(kept.begin(), kept.end(), 0);
+  return keep_layers(kept, "--layers", c);
+}
+
+Status keep_chosen_layers(const std::vector<int64_t>& ids, ModelConfig& c) {
+  int64_t least = 0;
+  for (const int64_t id : ids) {
+    if (id < least || id >= c.num_hidden_layers) {
+      return bad_flag("--layer-ids", id,
+                      format("ids ascending, this one ", least, " to ", c.num_hidden_layers - 1));
+    }
+    least = id + 1;
   }
-  return {};
+  return keep_layers(ids, "--layer-ids", c);
 }
 
 Status change_vocab(int64_t vocab, ModelConfig& c) {
@@ -194,7 +245,8 @@ ModelConfig named_shape(std::string_view name) {
 }
 
 Status apply(const SizeChanges& changes, ModelConfig& c) {
-  if (changes.layers) RETURN_IF_ERROR(keep_layers(*changes.layers, c));
+  if (!changes.layer_ids.empty()) RETURN_IF_ERROR(keep_chosen_layers(changes.layer_ids, c));
+  if (changes.layers) RETURN_IF_ERROR(keep_first_layers(*changes.layers, c));
   if (changes.experts) {
     if (*changes.experts < 1) return bad_flag("--experts", *changes.experts, "at least 1");
     c.n_routed_experts = *changes.experts;

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
 #include "model_config/model_config.h"
@@ -24,6 +25,7 @@ ModelConfig named_shape(std::string_view name);
 // What may be changed about a shape. Absent: as the shape has it.
 struct SizeChanges {
   std::optional<int64_t> layers;   // the first so many
+  std::vector<int64_t> layer_ids;  // or these, ascending; empty: all that `layers` leaves
   std::optional<int64_t> experts;  // per layer; draft stages never have more than they had
   std::optional<int64_t> hidden;
   std::optional<int64_t> vocab;

@@ -13,6 +13,7 @@
 #include "synth/random_weights.h"
 #include "synth/synth_tokenizer.h"
 #include "sys/file.h"
+#include "sys/output_file.h"
 
 namespace millrace {
 namespace {
@@ -48,6 +49,27 @@ std::string generation_config_json(const ModelConfig& config) {
   return json::serialize(root) + "\n";
 }
 
+bool is_shard_name(std::string_view name) {
+  constexpr std::string_view kForm = "model-00000-of-00000.safetensors";
+  const auto is_alike = [](char form, char c) { return form == '0' ? '0' <= c && c <= '9' : c == form; };
+  return std::equal(kForm.begin(), kForm.end(), name.begin(), name.end(), is_alike);
+}
+
+// Pieces of such files from runs that were killed.
+void remove_abandoned(const std::string& folder) {
+  std::vector<fs::path> abandoned;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const std::optional<std::string> name = abandoned_name(entry.path().filename().string());
+    if (name && (is_shard_name(*name) || *name == "model.safetensors.index.json" || *name == "config.json" ||
+                 *name == "tokenizer.json" || *name == "tokenizer_config.json" ||
+                 *name == "generation_config.json")) {
+      abandoned.push_back(entry.path());
+    }
+  }
+  for (const fs::path& path : abandoned) fs::remove(path, error);
+}
+
 Error cannot(const std::string& folder, std::string_view what, const std::error_code& error) {
   return {Code::kUnavailable, format(folder, ": cannot ", what, ": ", error.message())};
 }
@@ -60,6 +82,7 @@ Result<bool> prepare(const std::string& folder, bool overwrite) {
     if (!fs::is_directory(status)) {
       return Error{Code::kInvalidArgument, format(folder, ": found a file, expected a folder")};
     }
+    remove_abandoned(folder);
     const bool is_empty = fs::is_empty(folder, error);
     if (error) return cannot(folder, "list", error);
     if (!is_empty && !overwrite) {
@@ -103,6 +126,20 @@ Error in_terms_of_flags(const Error& error, const SizeChanges& changes) {
   return error;
 }
 
+// Of the model that was there before, those that the new index does not name.
+void remove_old_shards(const std::string& folder, std::span<const Shard> shards) {
+  std::vector<fs::path> old;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename();
+    const auto is_it = [&](const Shard& shard) { return shard.file_name == name; };
+    if (is_shard_name(name) && std::none_of(shards.begin(), shards.end(), is_it)) {
+      old.push_back(entry.path());
+    }
+  }
+  for (const fs::path& path : old) fs::remove(path, error);
+}
+
 Status write_all(const std::string& folder, const SynthPlan& plan, const SynthOptions& options,
                  const WriteProgress& progress) {
   RETURN_IF_ERROR(check_space(folder, kSpareBytes + (options.sparse ? 0 : plan.tensor_bytes)));
@@ -137,6 +174,7 @@ Status write_all(const std::string& folder, const SynthPlan& plan, const SynthOp
     }
     written.push_back(folder + name);
   }
+  remove_old_shards(folder, shards);
   return {};
 }
 

@@ -89,6 +89,45 @@ TEST(Shapes, EveryNumberOfLayersGivesAConsistentMap) {
   }
 }
 
+TEST(Shapes, ChosenLayersReadTheSameLayersAsBefore) {
+  const ModelConfig release = named_shape("v4.1");
+  SizeChanges changes;
+  changes.layer_ids = {0, 1, 2, 3, 14, 20, 21, 24};
+  ModelConfig config = release;
+  ASSERT_TRUE(apply(changes, config).ok());
+  ASSERT_TRUE(complete(config).ok());
+  EXPECT_THAT(config.kv_source_layer_ids, ElementsAre(2, 4, 5));
+  EXPECT_THAT(config.index_source_layer_ids, ElementsAre(2, 4, 5, 7));
+  EXPECT_THAT(config.engram_layer_ids, ElementsAre(1, 4));
+  EXPECT_EQ(config.candidate_source_layer_id, 5);
+  EXPECT_THAT(config.dspark_target_layer_ids, ElementsAre(5, 6, 7));
+  const std::vector<LayerInfo> map = layer_map(config), whole = layer_map(release);
+  const auto in_release = [&](int64_t id) { return id < 0 ? id : changes.layer_ids[size_t(id)]; };
+  for (size_t l = 0; l < map.size(); ++l) {
+    const LayerInfo& before = whole[size_t(changes.layer_ids[l])];
+    EXPECT_EQ(map[l].compress_ratio, before.compress_ratio) << l;
+    EXPECT_EQ(in_release(map[l].kv_source), before.kv_source) << l;
+    EXPECT_EQ(in_release(map[l].index_source), before.index_source) << l;
+    EXPECT_EQ(map[l].engram_table, before.engram_table) << l;
+    EXPECT_EQ(map[l].is_candidate_source, before.is_candidate_source) << l;
+    EXPECT_EQ(map[l].is_candidate_filtered, before.is_candidate_filtered) << l;
+  }
+}
+
+TEST(Shapes, ChosenLayersWithoutWhatTheyReadAreRefused) {
+  const auto chosen = [](std::vector<int64_t> ids) {
+    SizeChanges changes;
+    changes.layer_ids = std::move(ids);
+    return message_of(named_shape("v4.1"), changes);
+  };
+  EXPECT_EQ(chosen({0, 3}), "--layer-ids: found 3, expected layer 2 with it, of which it reads");
+  EXPECT_EQ(chosen({2, 25}), "--layer-ids: found 25, expected layer 20 with it, of which it reads");
+  EXPECT_EQ(chosen({20, 25}),
+            "--layer-ids: found 25, expected layer 24 with it, of which it reads");
+  EXPECT_EQ(chosen({1, 0}), "--layer-ids: found 0, expected ids ascending, this one 2 to 39");
+  EXPECT_EQ(chosen({0, 40}), "--layer-ids: found 40, expected ids ascending, this one 1 to 39");
+}
+
 TEST(Shapes, ChangesReachWhatFollowsFromThem) {
   SizeChanges changes;
   changes.layers = 3;
@@ -371,6 +410,19 @@ TEST_F(SynthFolder, FilesOfOthersAreWrittenOverOnlyWhenAsked) {
   EXPECT_TRUE(Checkpoint::open(folder_).has_value());
   EXPECT_TRUE(fs::exists(folder_ + "/other"));
   EXPECT_EQ(write(folder_ + "/other", {}), folder_ + "/other: found a file, expected a folder");
+}
+
+TEST_F(SynthFolder, OfAModelThatIsWrittenOverNoShardIsLeft) {
+  SynthOptions options{.seed = 0, .num_shards = 5, .sparse = false, .overwrite = true};
+  EXPECT_EQ(write(folder_, options), "written");
+  const int64_t with_five = num_files(folder_);
+  // Of others, whatever they are called like.
+  ASSERT_TRUE(write_file(folder_ + "/model-0001-of-00005.safetensors", "").ok());
+  ASSERT_TRUE(write_file(folder_ + "/model.safetensors", "").ok());
+  options.num_shards = 2;
+  EXPECT_EQ(write(folder_, options), "written");
+  EXPECT_EQ(num_files(folder_), with_five - 5 + 2 + 2);
+  EXPECT_TRUE(Checkpoint::open(folder_).has_value());
 }
 
 TEST_F(SynthFolder, StoppedItLeavesNothingAndNoFolderThatItMade) {
