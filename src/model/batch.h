@@ -27,10 +27,17 @@ struct BatchSegment {
   int64_t first_position = 0;
   std::span<const BlockId> block_table;   // covers every token
   StateSlot slot = 0;
+  // Rows of the blocks before this token exist and stay as they are: a prefix that was cached. The
+  // slot need not know of it when the rows begin far enough before it (first_tokens()).
+  int64_t num_cached_tokens = 0;
+  // What the last layer makes of the tokens before this one is of no use: then layers leave out
+  // rows that nothing depends on. Logits are of tokens from here on.
+  int64_t first_output = 0;
   LogitsFor logits = LogitsFor::kLast;
   bool is_padding = false;
 
-  int64_t num_rows() const { return int64_t(tokens.size()) - first_position; }
+  int64_t end_position() const { return int64_t(tokens.size()); }
+  int64_t num_rows() const { return end_position() - first_position; }
   int64_t num_logits() const {
     return logits == LogitsFor::kNone ? 0 : logits == LogitsFor::kLast ? 1 : num_rows();
   }

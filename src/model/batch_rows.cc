@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "model_config/needed_tokens.h"
+
 namespace millrace {
 namespace {
 
@@ -22,6 +24,19 @@ RowKind row_kind(const Model& model, const BatchSegment& segment, int64_t positi
   if (segment.is_padding) return RowKind::kPad;
   const bool is_image = segment.tokens[size_t(position)] == model.config.image_token_id;
   return is_image ? RowKind::kImage : RowKind::kText;
+}
+
+// Null: every row goes through every layer.
+const int64_t* first_tokens_of(LayerContext& ctx, const Model& model, const BatchSegment& segment) {
+  if (segment.is_padding ||
+      (segment.first_output <= segment.first_position &&
+       segment.num_cached_tokens <= segment.first_position)) {
+    return nullptr;
+  }
+  const auto first = ctx.list<int64_t>(int64_t(model.layers.size()) + 1);
+  first_tokens(model.layers, model.config.sliding_window,
+               {segment.num_cached_tokens, segment.first_output}, first);
+  return first.data();
 }
 
 // Compressed id of a token, or kEngramDead where hashing must not look.
@@ -44,6 +59,7 @@ BatchRows make_batch_rows(LayerContext& ctx, const Model& model, KvStore& store,
   const auto kinds = ctx.list<RowKind>(num_rows);
   const auto without_memory = ctx.list<uint8_t>(num_rows);
   const auto token_ids = ctx.list<int32_t>(num_rows);
+  const auto call_rows = ctx.list<int32_t>(num_rows);
   const auto window = ctx.list<WindowKeys>(num_rows);
   const auto block_tables = ctx.list<const int32_t*>(num_rows);
   const int64_t reach = model.config.engram_max_ngram_size;
@@ -52,14 +68,19 @@ BatchRows make_batch_rows(LayerContext& ctx, const Model& model, KvStore& store,
   for (size_t s = 0; s < segments.size(); ++s) {
     const BatchSegment& segment = segments[s];
     const SegmentRows& in = segment_rows[s] = {
-        &segment, r, r + segment.num_rows(),
-        segment.is_padding ? nullptr : store.slot(segment.slot)};
+        &segment,
+        r,
+        r + segment.num_rows(),
+        r + segment.num_rows(),
+        segment.is_padding ? nullptr : store.slot(segment.slot),
+        first_tokens_of(ctx, model, segment)};
     for (; r < in.end; ++r) {
       const size_t row = size_t(r);
       const int64_t position = segment.first_position + r - in.begin;
       positions[row] = position;
       kinds[row] = row_kind(model, segment, position);
       without_memory[row] = kinds[row] != RowKind::kText;
+      call_rows[row] = int32_t(r);
       token_ids[row] = segment.tokens[size_t(position)];
       window[row] = segment.is_padding
                         ? WindowKeys{}
@@ -70,7 +91,43 @@ BatchRows make_batch_rows(LayerContext& ctx, const Model& model, KvStore& store,
       }
     }
   }
-  return {segment_rows, positions, kinds, without_memory, token_ids, ngrams, window, block_tables};
+  return {segment_rows, positions, kinds,  without_memory, token_ids,
+          call_rows,    ngrams,    window, block_tables};
+}
+
+bool BatchRows::narrows_before(int64_t layer) const {
+  return std::any_of(segments.begin(), segments.end(), [&](const SegmentRows& in) {
+    return in.begin < in.end && !in.goes_into(layer, positions[size_t(in.begin)]);
+  });
+}
+
+std::span<const int32_t> BatchRows::rows_into(LayerContext& ctx, int64_t layer) const {
+  const std::span<int32_t> rows = ctx.list<int32_t>(num_rows());
+  size_t count = 0;
+  for (const SegmentRows& in : segments) {
+    for (int64_t r = in.begin; r < in.end; ++r) {
+      if (in.goes_into(layer, positions[size_t(r)])) rows[count++] = int32_t(r);
+    }
+  }
+  return rows.first(count);
+}
+
+void BatchRows::keep(std::span<const int32_t> rows) {
+  int64_t begin = 0;
+  for (SegmentRows& in : segments) {
+    const int64_t count = std::count_if(rows.begin() + begin, rows.end(),
+                                        [&](int32_t row) { return row < in.end; });
+    in.begin = begin;
+    in.end = begin += count;
+  }
+  keep_rows(positions, rows);
+  keep_rows(kinds, rows);
+  keep_rows(without_memory, rows);
+  keep_rows(token_ids, rows);
+  keep_rows(call_rows, rows);
+  keep_rows(ngrams, rows);
+  keep_rows(window, rows);
+  keep_rows(block_tables, rows);
 }
 
 FreshKeys::FreshKeys(LayerContext& ctx, const KvStore& store, int64_t num_layers, int64_t num_rows)
@@ -79,22 +136,23 @@ FreshKeys::FreshKeys(LayerContext& ctx, const KvStore& store, int64_t num_layers
       row_bytes_(key_row_bytes(format_, ctx.config.head_dim)),
       data_(ctx.arena.allocate<std::byte>(num_layers * num_rows * row_bytes_)) {}
 
-void pack_fresh(LayerContext& ctx, FreshKeys& fresh, int64_t layer, int64_t first,
+void pack_fresh(LayerContext& ctx, FreshKeys& fresh, int64_t layer, std::span<const int32_t> rows,
                 Matrix<const float> x) {
   const auto addresses = ctx.list<std::byte*>(x.shape[0]);
-  for (size_t r = 0; r < addresses.size(); ++r) {
-    addresses[r] = fresh.row(layer, first + int64_t(r));
-  }
+  for (size_t i = 0; i < addresses.size(); ++i) addresses[i] = fresh.row(layer, rows[i]);
   ctx.kernels.pack_keys(ctx.kernel_context, x, fresh.format(), addresses);
 }
 
-void commit_ring(const BatchRows& rows, const StatePlane& plane, int64_t layer, FreshKeys& fresh) {
-  for (const SegmentRows& in : rows.segments) {
+void commit_ring(std::span<const SegmentRows> segments, const StatePlane& plane, int64_t layer,
+                 FreshKeys& fresh) {
+  for (const SegmentRows& in : segments) {
     if (in.state == nullptr) continue;
-    for (int64_t r = std::max(in.begin, in.end - plane.num_rows); r < in.end; ++r) {
-      const int64_t slot = rows.positions[size_t(r)] % plane.num_rows;
-      std::memcpy(in.state + plane.values_offset + slot * fresh.row_bytes(), fresh.row(layer, r),
-                  size_t(fresh.row_bytes()));
+    const int64_t end = in.segment->end_position();
+    const int64_t begin = std::max(in.segment->first_position, end - plane.num_rows);
+    for (int64_t position = begin; position < end; ++position) {
+      if (!in.goes_into(layer, position)) continue;
+      std::memcpy(in.state + plane.values_offset + position % plane.num_rows * fresh.row_bytes(),
+                  fresh.row(layer, in.call_end - (end - position)), size_t(fresh.row_bytes()));
     }
   }
 }

@@ -12,13 +12,17 @@ namespace millrace {
 // layer and every draft stage shares.
 //   streams  [T, M * hidden_size] in/out
 //   pre_mix  [T, M] in: the mix left by the previous block; out: the one for the next
+//   enter    (Matrix<float>& normed input): leaves what later tokens read of these. May take rows
+//            that go no further out of it, of streams and of pre_mix.
 //   attention, ffn  (Matrix<const float> normed input) -> Result<Matrix<float>>
-template <class Attention, class Ffn>
-Status run_block(LayerContext& ctx, const BlockWeights& weights, Matrix<float> streams,
-                 Matrix<float> pre_mix, Attention attention, Ffn ffn) {
-  const HcMixes attn_mixes = hc_mixes(ctx, streams, weights.hc_attn);
-  const Matrix<float> attn_in = hc_input(ctx, streams, pre_mix, weights.attn_norm);
+template <class Enter, class Attention, class Ffn>
+Status run_block(LayerContext& ctx, const BlockWeights& weights, Matrix<float>& streams,
+                 Matrix<float>& pre_mix, Enter enter, Attention attention, Ffn ffn) {
+  Matrix<float> attn_in = hc_input(ctx, streams, pre_mix, weights.attn_norm);
   ctx.record("attn.in", attn_in);
+  enter(attn_in);
+  if (streams.shape[0] == 0) return {};
+  const HcMixes attn_mixes = hc_mixes(ctx, streams, weights.hc_attn);
   ASSIGN_OR_RETURN(const Matrix<float> attn_out, attention(attn_in));
   ctx.record("attn.out", attn_out);
   hc_update(ctx, attn_out, attn_mixes, streams);

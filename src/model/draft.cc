@@ -2,6 +2,7 @@
 // the anchor, then a Markov head picks the tokens one after the other.
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/format.h"
 #include "kernels/math.h"
@@ -19,8 +20,11 @@ Matrix<float> draft_attention(LayerContext& ctx, const AttentionWeights& weights
                               Matrix<const float> x, const RopeTable& rope, const StatePlane& ring,
                               const std::byte* state, int64_t num_computed_tokens, FreshKeys& fresh) {
   const int64_t block = x.shape[0];
-  const AttentionInputs in = attention_inputs(ctx, weights, x, rope);
-  pack_fresh(ctx, fresh, 0, 0, in.kv);
+  const Matrix<const float> in = ctx.linear_input(x);
+  const Queries queries = make_queries(ctx, weights, in, rope);
+  const std::span<int32_t> all = ctx.list<int32_t>(block);
+  std::iota(all.begin(), all.end(), 0);
+  pack_fresh(ctx, fresh, 0, all, window_keys(ctx, weights, in, rope));
   const int64_t kept = std::min(num_computed_tokens, ctx.config.sliding_window);
   const std::vector<WindowKeys> window(size_t(block), {.state = state,
                                                        .first_position = num_computed_tokens - kept,
@@ -29,7 +33,7 @@ Matrix<float> draft_attention(LayerContext& ctx, const AttentionWeights& weights
                                                        .num_fresh = int32_t(block)});
   const std::vector<const int32_t*> no_tables(size_t(block), nullptr);
   const std::vector<int32_t> none(size_t(block), 0);
-  return attend_and_project(ctx, weights, in.q,
+  return attend_and_project(ctx, weights, queries.q,
                             {.window_format = fresh.format(),
                              .ring_offset = ring.values_offset,
                              .ring_slots = ring.num_rows,
@@ -67,11 +71,11 @@ Result<Draft> Runner::draft(StateSlot slot, int64_t num_computed_tokens, int32_t
   const RopeTable rope = make_rope_table(ctx, positions, model_.window_frequencies);
   const std::vector<RowKind> kinds(size_t(block), RowKind::kText);
   FreshKeys fresh(ctx, store_, 1, block);  // of the stage that runs
-  const Matrix<float> streams = embed(ctx, model_.weights.embed, ids);
-  const Matrix<float> pre_mix = hc_initial_mix(ctx, block);
+  Matrix<float> streams = embed(ctx, model_.weights.embed, ids);
+  Matrix<float> pre_mix = hc_initial_mix(ctx, block);
   for (size_t s = 0; s < weights.stages.size(); ++s) {
     RETURN_IF_ERROR(run_block(
-        ctx, weights.stages[s], streams, pre_mix,
+        ctx, weights.stages[s], streams, pre_mix, [](Matrix<float>&) {},
         [&](Matrix<const float> x) -> Result<Matrix<float>> {
           return draft_attention(ctx, weights.stages[s].attention, x, rope,
                                  store_.layout().plane(StateKind::kDraftRing, int64_t(s)),

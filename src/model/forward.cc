@@ -37,40 +37,75 @@ Status Runner::check_token_ids(std::span<const int32_t> token_ids) const {
   return {};
 }
 
-// Extends the draft stages' rings by the call's tokens: main_x = norm(main_proj aux), and each
-// stage's own keys of it. Only rows that the rings keep are computed.
-void Runner::feed_draft_rings(LayerContext& ctx, const DraftWeights& weights, const BatchRows& rows,
-                              Matrix<const float> aux) {
-  const int64_t ring_rows = model_.config.sliding_window;
+// What extends the draft stages' rings by a call's tokens: only rows that the rings keep, and of
+// these the ones that went into all target layers.
+struct Runner::DraftFeed {
   struct Kept {
-    int64_t row;  // of the call
-    std::byte* state;
+    int64_t segment_idx, position;
+    bool is_complete;
   };
-  std::vector<Kept> kept;
-  for (const SegmentRows& in : rows.segments) {
-    if (in.state == nullptr) continue;
-    for (int64_t r = std::max(in.begin, in.end - ring_rows); r < in.end; ++r) {
-      kept.push_back({r, in.state});
+  std::span<Kept> rows;
+  Matrix<float> aux;  // [rows, targets * hidden_size]
+
+  DraftFeed(LayerContext& ctx, std::span<const BatchSegment> segments) {
+    const int64_t ring_rows = ctx.config.sliding_window;
+    int64_t count = 0;
+    for (const BatchSegment& segment : segments) {
+      if (!segment.is_padding) count += std::min(segment.num_rows(), ring_rows);
+    }
+    rows = ctx.list<Kept>(count);
+    aux = ctx.matrix(count, int64_t(ctx.config.dspark_target_layer_ids.size()) *
+                                ctx.config.hidden_size);
+    size_t i = 0;
+    for (size_t s = 0; s < segments.size(); ++s) {
+      if (segments[s].is_padding) continue;
+      const int64_t end = segments[s].end_position();
+      for (int64_t p = std::max(segments[s].first_position, end - ring_rows); p < end; ++p) {
+        rows[i++] = {int64_t(s), p, true};
+      }
     }
   }
-  if (kept.empty()) return;
-  const int64_t count = int64_t(kept.size());
-  const Matrix<float> kept_aux = ctx.matrix(count, aux.shape[1]);
-  const std::span<int64_t> positions = ctx.list<int64_t>(count);
-  const std::span<std::byte*> addresses = ctx.list<std::byte*>(count);
-  for (size_t i = 0; i < kept.size(); ++i) {
-    std::copy_n(aux.row(kept[i].row), aux.shape[1], kept_aux.row(int64_t(i)));
-    positions[i] = rows.positions[size_t(kept[i].row)];
+
+  // Takes the mean of a target layer's input streams.
+  void add(LayerContext& ctx, const BatchRows& in, Matrix<const float> streams, int64_t target) {
+    const int64_t width = ctx.config.hidden_size;
+    const Matrix<float> mean = ctx.matrix(in.num_rows(), width);
+    ctx.kernels.hc_mean(ctx.kernel_context, streams, int(ctx.config.hc_mult), mean, ctx.rounding());
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const SegmentRows& of = in.segments[size_t(rows[i].segment_idx)];
+      const int64_t row = of.end - (of.segment->end_position() - rows[i].position);
+      if (row < of.begin) {
+        rows[i].is_complete = false;
+      } else {
+        std::copy_n(mean.row(row), width, aux.row(int64_t(i)) + target * width);
+      }
+    }
   }
-  const Matrix<float> main_x = linear(ctx, ctx.linear_input(kept_aux), weights.main_proj);
+};
+
+// main_x = norm(main_proj aux), and each stage's own keys of it.
+void Runner::feed_draft_rings(LayerContext& ctx, const DraftWeights& weights,
+                              std::span<const BatchSegment> segments, DraftFeed& feed) {
+  const std::span<int32_t> complete = ctx.list<int32_t>(int64_t(feed.rows.size()));
+  size_t num_complete = 0;
+  for (size_t i = 0; i < feed.rows.size(); ++i) {
+    if (feed.rows[i].is_complete) complete[num_complete++] = int32_t(i);
+  }
+  if (num_complete == 0) return;
+  keep_rows(feed.rows, complete.first(num_complete));
+  keep_rows(feed.aux, complete.first(num_complete));
+  const std::span<int64_t> positions = ctx.list<int64_t>(int64_t(num_complete));
+  const std::span<std::byte*> addresses = ctx.list<std::byte*>(int64_t(num_complete));
+  for (size_t i = 0; i < num_complete; ++i) positions[i] = feed.rows[i].position;
+  const Matrix<float> main_x = linear(ctx, ctx.linear_input(feed.aux), weights.main_proj);
   norm(ctx, main_x, weights.main_norm);
   const Matrix<const float> in = ctx.linear_input(main_x);
   const RopeTable rope = make_rope_table(ctx, positions, model_.window_frequencies);
   for (size_t stage = 0; stage < weights.stages.size(); ++stage) {
     const StatePlane& plane = store_.layout().plane(StateKind::kDraftRing, int64_t(stage));
-    for (size_t i = 0; i < kept.size(); ++i) {
-      addresses[i] = kept[i].state + plane.values_offset +
-                     positions[i] % plane.num_rows * plane.row_bytes();
+    for (size_t i = 0; i < num_complete; ++i) {
+      addresses[i] = store_.slot(segments[size_t(feed.rows[i].segment_idx)].slot) +
+                     plane.values_offset + positions[i] % plane.num_rows * plane.row_bytes();
     }
     const Matrix<float> keys = window_keys(ctx, weights.stages[stage].attention, in, rope);
     kernels_.pack_keys(kernel_context_, keys, store_.key_format(plane.kind), addresses);
@@ -89,7 +124,7 @@ Status Runner::forward(std::span<const BatchSegment> segments, const ForwardOpti
   LayerContext ctx{config, model_.numerics, kernels_, kernel_context_, arena_, options.trace, "",
                    options.expert_counts};
 
-  const BatchRows rows = make_batch_rows(ctx, model_, store_, segments);
+  BatchRows rows = make_batch_rows(ctx, model_, store_, segments);
   const int64_t num_rows = rows.num_rows();
   AttentionStep attention_step{
       .rows = rows,
@@ -101,13 +136,38 @@ Status Runner::forward(std::span<const BatchSegment> segments, const ForwardOpti
       .open_groups = OpenGroups(ctx, store_, rows),
       .selection = make_selection(ctx, num_rows),
       .candidates = make_candidates(ctx, num_rows)};
-  const Matrix<float> streams = embed(ctx, weights.embed, rows.token_ids);
-  const Matrix<float> pre_mix = hc_initial_mix(ctx, num_rows);
-  const bool feeds_draft = options.feed_draft && weights.draft.has_value();
-  const int64_t num_targets = int64_t(config.dspark_target_layer_ids.size());
-  const Matrix<float> aux = ctx.matrix(feeds_draft ? num_rows : 0, num_targets * config.hidden_size);
-
+  // Which rows of the n-gram tables are wanted is known with the tokens, long before their layers.
+  const std::span<Matrix<int64_t>> engram_rows =
+      ctx.list<Matrix<int64_t>>(int64_t(model_.engram_tables.size()));
   for (int64_t l = 0; l < config.num_hidden_layers; ++l) {
+    const LayerInfo& layer = model_.layers[size_t(l)];
+    if (!layer.has_engram()) continue;
+    const size_t table = size_t(layer.engram_table);
+    engram_rows[table] =
+        engram_row_ids(ctx, model_.engram_tables[table],
+                       model_.token_map[size_t(config.engram_pad_token_id)], rows.ngrams);
+    read_engram_ahead(weights.layers[size_t(l)].engram->embed, engram_rows[table],
+                      rows.without_memory, read_ahead_);
+  }
+  read_ahead_.start();
+  Matrix<float> streams = embed(ctx, weights.embed, rows.token_ids);
+  Matrix<float> pre_mix = hc_initial_mix(ctx, num_rows);
+  const bool feeds_draft = options.feed_draft && weights.draft.has_value();
+  DraftFeed draft_feed(ctx, feeds_draft ? segments : std::span<const BatchSegment>());
+  // Takes out the rows that do not go into layer l, of `more` as well; false: all do.
+  const auto narrow = [&](int64_t l, auto&... more) {
+    if (!rows.narrows_before(l)) return false;
+    const std::span<const int32_t> kept = rows.rows_into(ctx, l);
+    attention_step.keep(kept);
+    keep_rows(streams, kept);
+    keep_rows(pre_mix, kept);
+    for (Matrix<int64_t>& ids : engram_rows) keep_rows(ids, kept);
+    (keep_rows(more, kept), ...);
+    return true;
+  };
+  narrow(0);
+
+  for (int64_t l = 0; l < config.num_hidden_layers && rows.num_rows() > 0; ++l) {
     if (options.monitor != nullptr && !options.monitor->before_layer(l)) {
       return Error{Code::kCancelled, format("forward: abandoned before layer ", l)};
     }
@@ -117,25 +177,26 @@ Status Runner::forward(std::span<const BatchSegment> segments, const ForwardOpti
     if (options.trace != nullptr) ctx.trace_prefix = format("layers.", l, ".");
 
     if (layer.has_engram()) {
-      const Matrix<const int64_t> row_ids = engram_row_ids(
-          ctx, model_.engram_tables[size_t(layer.engram_table)],
-          model_.token_map[size_t(config.engram_pad_token_id)], rows.ngrams);
-      engram(ctx, *block.engram, row_ids, rows.without_memory, streams);
+      engram(ctx, *block.engram, engram_rows[size_t(layer.engram_table)], rows.without_memory,
+             streams);
     }
     if (feeds_draft && layer.is_draft_target) {
-      const int64_t column = index_of(config.dspark_target_layer_ids, l) * config.hidden_size;
-      kernels_.hc_mean(kernel_context_, streams, int(config.hc_mult),
-                       {aux.data + column, {num_rows, config.hidden_size}, aux.stride},
-                       ctx.rounding());
+      draft_feed.add(ctx, rows, streams, index_of(config.dspark_target_layer_ids, l));
     }
     if (options.trace != nullptr) {
       options.trace->add(ctx.trace_prefix + "in.streams", streams, config.hc_mult);
       options.trace->add(ctx.trace_prefix + "in.pre_mix", pre_mix);
     }
+    Matrix<const float> in;  // of the products that read the normed input
     RETURN_IF_ERROR(run_block(
         ctx, block, streams, pre_mix,
+        [&](Matrix<float>& x) {
+          in = ctx.linear_input(x);
+          write_keys(ctx, block.attention, layer, l, x, in, attention_step);
+          if (narrow(l + 1, x)) in = ctx.linear_input(x);
+        },
         [&](Matrix<const float> x) -> Result<Matrix<float>> {
-          return attention(ctx, block.attention, layer, l, x, attention_step);
+          return attention(ctx, block.attention, layer, l, x, in, attention_step);
         },
         [&](Matrix<const float> x) {
           return moe(ctx, block.moe, experts_, l, config.num_experts_per_tok, x, rows.kinds);
@@ -149,10 +210,10 @@ Status Runner::forward(std::span<const BatchSegment> segments, const ForwardOpti
   // Nothing can fail from here on: the sequences move ahead.
   for (int64_t l = 0; l < config.num_hidden_layers; ++l) {
     const StatePlane& ring = store_.layout().plane(StateKind::kWindowRing, l);
-    commit_ring(rows, ring, l, attention_step.fresh);
+    commit_ring(rows.segments, ring, l, attention_step.fresh);
   }
   attention_step.open_groups.commit(rows);
-  if (feeds_draft) feed_draft_rings(ctx, *weights.draft, rows, aux);
+  if (feeds_draft) feed_draft_rings(ctx, *weights.draft, segments, draft_feed);
 
   make_logits(ctx, rows, streams, pre_mix, sink);
   return {};
@@ -163,12 +224,13 @@ void Runner::make_logits(LayerContext& ctx, const BatchRows& rows, Matrix<const 
                          Matrix<const float> pre_mix, const LogitsSink& sink) {
   const int64_t vocab_size = model_.config.vocab_size;
   const int64_t tile = std::max<int64_t>(kMaxLogits / vocab_size, 1);
-  std::vector<LogitsRow> wanted;
-  std::vector<int64_t> sources;  // rows of the call
+  const int64_t most = std::min(tile, rows.num_rows());
+  const std::span<LogitsRow> wanted = ctx.list<LogitsRow>(most);
+  const std::span<int64_t> sources = ctx.list<int64_t>(most);  // rows of the call
+  int64_t count = 0;
   const auto flush = [&] {
-    if (wanted.empty()) return;
+    if (count == 0) return;
     const Arena::Scope scope(arena_);
-    const int64_t count = int64_t(wanted.size());
     const Matrix<float> tile_streams = ctx.matrix(count, streams.shape[1]);
     const Matrix<float> tile_mix = ctx.matrix(count, pre_mix.shape[1]);
     for (int64_t i = 0; i < count; ++i) {
@@ -178,16 +240,16 @@ void Runner::make_logits(LayerContext& ctx, const BatchRows& rows, Matrix<const 
     const Matrix<float> logits = ctx.matrix(count, vocab_size);
     head(ctx, collapse_streams(ctx, tile_streams, tile_mix), model_.weights.norm,
          model_.weights.head, logits);
-    sink(wanted, logits);
-    wanted.clear();
-    sources.clear();
+    sink(wanted.first(size_t(count)), logits);
+    count = 0;
   };
   for (size_t s = 0; s < rows.segments.size(); ++s) {
     const SegmentRows& in = rows.segments[s];
+    MR_CHECK_OP(in.segment->num_logits(), <=, in.end - in.begin);
     for (int64_t r = in.end - in.segment->num_logits(); r < in.end; ++r) {
-      wanted.push_back({int64_t(s), rows.positions[size_t(r)]});
-      sources.push_back(r);
-      if (int64_t(wanted.size()) == tile) flush();
+      wanted[size_t(count)] = {int64_t(s), rows.positions[size_t(r)]};
+      sources[size_t(count++)] = r;
+      if (count == tile) flush();
     }
   }
   flush();

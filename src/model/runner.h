@@ -13,6 +13,7 @@
 #include "model/expert_counts.h"
 #include "model/model.h"
 #include "model/trace.h"
+#include "sys/read_ahead.h"
 
 namespace millrace {
 
@@ -80,8 +81,9 @@ class Runner {
   Status check_token_ids(std::span<const int32_t> token_ids) const;
   void make_logits(LayerContext& ctx, const BatchRows& rows, Matrix<const float> streams,
                    Matrix<const float> pre_mix, const LogitsSink& sink);
-  void feed_draft_rings(LayerContext& ctx, const DraftWeights& weights, const BatchRows& rows,
-                        Matrix<const float> aux);
+  struct DraftFeed;
+  void feed_draft_rings(LayerContext& ctx, const DraftWeights& weights,
+                        std::span<const BatchSegment> segments, DraftFeed& feed);
 
   const Model& model_;
   ExpertSource& experts_;
@@ -89,6 +91,7 @@ class Runner {
   const KernelTable& kernels_;
   KernelContext& kernel_context_;
   Arena arena_;
+  ReadAhead read_ahead_;
 };
 
 }  // namespace millrace

@@ -35,24 +35,23 @@ void record_selection(LayerContext& ctx, const AttentionStep& step, int64_t rati
 }  // namespace
 
 Matrix<float> window_keys(LayerContext& ctx, const AttentionWeights& weights,
-                          Matrix<const float> x, const RopeTable& rope) {
-  const Matrix<float> kv = linear(ctx, x, weights.wkv);
+                          Matrix<const float> in, const RopeTable& rope) {
+  const Matrix<float> kv = linear(ctx, in, weights.wkv);
   norm(ctx, kv, weights.kv_norm);
   ctx.kernels.rope(ctx.kernel_context, {kv.data, {kv.shape[0], 1, kv.shape[1]}}, rope.cos,
                    rope.sin, false, ctx.rounding());
   return kv;
 }
 
-AttentionInputs attention_inputs(LayerContext& ctx, const AttentionWeights& weights,
-                                 Matrix<const float> x, const RopeTable& rope) {
-  const Matrix<const float> in = ctx.linear_input(x);
-  const Matrix<float> q_latent = linear(ctx, in, weights.wq_a);
-  norm(ctx, q_latent, weights.q_norm);
-  const Matrix<float> q = linear(ctx, ctx.linear_input(q_latent), weights.wq_b);
+Queries make_queries(LayerContext& ctx, const AttentionWeights& weights, Matrix<const float> in,
+                     const RopeTable& rope) {
+  const Matrix<float> latent = linear(ctx, in, weights.wq_a);
+  norm(ctx, latent, weights.q_norm);
+  const Matrix<float> q = linear(ctx, ctx.linear_input(latent), weights.wq_b);
   const TensorView<float, 3> by_head(
       q.data, {q.shape[0], ctx.config.num_attention_heads, ctx.config.head_dim});
   ctx.kernels.rope(ctx.kernel_context, by_head, rope.cos, rope.sin, false, ctx.rounding());
-  return {q_latent, by_head, window_keys(ctx, weights, in, rope)};
+  return {latent, by_head};
 }
 
 Matrix<float> attend_and_project(LayerContext& ctx, const AttentionWeights& weights,
@@ -66,14 +65,36 @@ Matrix<float> attend_and_project(LayerContext& ctx, const AttentionWeights& weig
   return linear(ctx, ctx.linear_input(low_rank), weights.wo_b);
 }
 
+void AttentionStep::keep(std::span<const int32_t> kept) {
+  rows.keep(kept);
+  for (RopeTable* rope : {&window_rope, &compressed_rope}) {
+    keep_rows(rope->cos, kept);
+    keep_rows(rope->sin, kept);
+  }
+  keep_rows(selection.rows, kept);
+  keep_rows(selection.counts, kept);
+  keep_rows(candidates.blocks, kept);
+  keep_rows(candidates.counts, kept);
+}
+
+void write_keys(LayerContext& ctx, const AttentionWeights& weights, const LayerInfo& layer,
+                int64_t layer_idx, Matrix<const float> x, Matrix<const float> in,
+                AttentionStep& step) {
+  pack_fresh(ctx, step.fresh, layer_idx, step.rows.call_rows,
+             window_keys(ctx, weights, in, step.rope(layer)));
+  if (layer.owns_compressor) {
+    compress(ctx, *weights.compressor, layer_idx, layer.compress_ratio, x, step.rows,
+             step.compressed_frequencies, step.store, step.open_groups);
+  }
+}
+
 Matrix<float> attention(LayerContext& ctx, const AttentionWeights& weights, const LayerInfo& layer,
-                        int64_t layer_idx, Matrix<const float> x, AttentionStep& step) {
+                        int64_t layer_idx, Matrix<const float> x, Matrix<const float> in,
+                        AttentionStep& step) {
   const BatchRows& rows = step.rows;
   const KvLayout& layout = step.store.layout();
-  const bool compressed = layer.reads_compressed_rows();
-  const RopeTable& rope = compressed ? step.compressed_rope : step.window_rope;
-  const AttentionInputs in = attention_inputs(ctx, weights, x, rope);
-  pack_fresh(ctx, step.fresh, layer_idx, 0, in.kv);
+  const RopeTable& rope = step.rope(layer);
+  const Queries queries = make_queries(ctx, weights, in, rope);
 
   const StatePlane& ring = layout.plane(StateKind::kWindowRing, layer_idx);
   AttentionKeys keys{.window_format = step.fresh.format(),
@@ -85,28 +106,23 @@ Matrix<float> attention(LayerContext& ctx, const AttentionWeights& weights, cons
                      .block_tables = rows.block_tables,
                      .selected = {},
                      .num_selected = {}};
-  if (!compressed) {
+  if (!layer.reads_compressed_rows()) {
     const std::span<int32_t> none = ctx.list<int32_t>(rows.num_rows());
     std::fill(none.begin(), none.end(), 0);
     keys.num_selected = none;
-    return attend_and_project(ctx, weights, in.q, keys, rope);
-  }
-  // A source's rows of this call are written before they are read in it.
-  if (layer.owns_compressor) {
-    compress(ctx, *weights.compressor, layer_idx, layer.compress_ratio, x, rows,
-             step.compressed_frequencies, step.store, step.open_groups);
+    return attend_and_project(ctx, weights, queries.q, keys, rope);
   }
   if (layer.owns_index) {
     const PagedRows index_keys =
         step.store.paged_rows(layout.plane(StateKind::kIndexKey, layer.kv_source));
-    select_rows(ctx, *weights.indexer, layer, x, in.q_latent, rows, rope, index_keys,
+    select_rows(ctx, *weights.indexer, layer, x, queries.latent, rows, rope, index_keys,
                 step.selection, step.candidates);
     record_selection(ctx, step, layer.compress_ratio);
   }
   keys.compressed = step.store.paged_rows(layout.plane(StateKind::kCompressedRow, layer.kv_source));
   keys.selected = step.selection.rows;
   keys.num_selected = step.selection.counts;
-  return attend_and_project(ctx, weights, in.q, keys, rope);
+  return attend_and_project(ctx, weights, queries.q, keys, rope);
 }
 
 }  // namespace millrace

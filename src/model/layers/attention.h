@@ -11,19 +11,20 @@
 
 namespace millrace {
 
-// Queries and this layer's own keys for the rows of a call.
-struct AttentionInputs {
-  Matrix<float> q_latent;   // [T, q_lora_rank] wq_a's normed output, which the indexer reads too
+// What a layer asks of the keys, for the rows of a call.
+struct Queries {
+  Matrix<float> latent;     // [T, q_lora_rank] wq_a's normed output, which the indexer reads too
   TensorView<float, 3> q;   // [T, H, head_dim] rotated
-  Matrix<float> kv;         // [T, head_dim] rotated, to be packed: one vector is key and value
 };
 
-AttentionInputs attention_inputs(LayerContext& ctx, const AttentionWeights& weights,
-                                 Matrix<const float> x, const RopeTable& rope);
+// `in` is linear_input(...) of the normed input, also below.
+Queries make_queries(LayerContext& ctx, const AttentionWeights& weights, Matrix<const float> in,
+                     const RopeTable& rope);
 
-// Only the keys: normed and rotated. `x` is already linear_input(...).
+// The layer's own keys of its input, normed and rotated, to be packed: [T, head_dim]. One vector is
+// key and value.
 Matrix<float> window_keys(LayerContext& ctx, const AttentionWeights& weights,
-                          Matrix<const float> x, const RopeTable& rope);
+                          Matrix<const float> in, const RopeTable& rope);
 
 // Attends, rotates back and projects: [T, hidden_size].
 Matrix<float> attend_and_project(LayerContext& ctx, const AttentionWeights& weights,
@@ -32,7 +33,7 @@ Matrix<float> attend_and_project(LayerContext& ctx, const AttentionWeights& weig
 
 // What the layers of one call share.
 struct AttentionStep {
-  const BatchRows& rows;
+  BatchRows& rows;
   KvStore& store;
   FreshKeys fresh;
   RopeTable window_rope;      // for layers without compressed rows
@@ -41,12 +42,24 @@ struct AttentionStep {
   OpenGroups open_groups;
   Selection selection;        // of the latest index source
   Candidates candidates;      // of the candidate source
+
+  const RopeTable& rope(const LayerInfo& layer) const {
+    return layer.reads_compressed_rows() ? compressed_rope : window_rope;
+  }
+  // Of what it has for each row, and of `rows`.
+  void keep(std::span<const int32_t> kept);
 };
 
-// A backbone layer's attention. Leaves the layer's keys in step.fresh and, in a KV source, writes
-// the rows that the call's tokens complete.
-//   x  [T, hidden_size] normed input
+// What a layer leaves of the rows that enter it: its keys in step.fresh and, in a KV source, the
+// compressed rows and index keys that they complete.
+//   x, in  [T, hidden_size] normed input, linear_input(x)
+void write_keys(LayerContext& ctx, const AttentionWeights& weights, const LayerInfo& layer,
+                int64_t layer_idx, Matrix<const float> x, Matrix<const float> in,
+                AttentionStep& step);
+
+// A backbone layer's attention, after its write_keys(): [T, hidden_size].
 Matrix<float> attention(LayerContext& ctx, const AttentionWeights& weights, const LayerInfo& layer,
-                        int64_t layer_idx, Matrix<const float> x, AttentionStep& step);
+                        int64_t layer_idx, Matrix<const float> x, Matrix<const float> in,
+                        AttentionStep& step);
 
 }  // namespace millrace

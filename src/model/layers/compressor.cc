@@ -18,16 +18,16 @@ CompletedRows completed_rows(LayerContext& ctx, const StatePlane& row_plane,
   int64_t count = 0;
   for (const SegmentRows& in : rows.segments) {
     if (in.state == nullptr) continue;
-    count += int64_t(in.segment->tokens.size()) / ratio - in.segment->first_position / ratio;
+    if (in.num_new() > 0) count += in.segment->end_position() / ratio - in.first_new() / ratio;
   }
   const auto positions = ctx.list<int64_t>(count);
   const CompletedRows completed{positions, ctx.list<std::byte*>(count),
                                 ctx.list<std::byte*>(count)};
   size_t i = 0;
   for (const SegmentRows& in : rows.segments) {
-    if (in.state == nullptr) continue;
-    const int64_t end = int64_t(in.segment->tokens.size()) / ratio;
-    for (int64_t row = in.segment->first_position / ratio; row < end; ++row, ++i) {
+    if (in.state == nullptr || in.num_new() == 0) continue;
+    const int64_t end = in.segment->end_position() / ratio;
+    for (int64_t row = in.first_new() / ratio; row < end; ++row, ++i) {
       positions[i] = row * ratio;
       completed.rows[i] = store.row(row_plane, in.segment->block_table, row);
       completed.index_keys[i] = store.row(key_plane, in.segment->block_table, row);
@@ -36,7 +36,23 @@ CompletedRows completed_rows(LayerContext& ctx, const StatePlane& row_plane,
   return completed;
 }
 
-// Where the value and the gate of each token of the completed pairs are: rows of this call or,
+// The rows of `x` whose tokens are new to the blocks, segment after segment, without pads.
+Matrix<const float> new_rows(LayerContext& ctx, Matrix<const float> x, const BatchRows& rows) {
+  int64_t count = 0;
+  for (const SegmentRows& in : rows.segments) count += in.state == nullptr ? 0 : in.num_new();
+  if (count == x.shape[0]) return x;
+  const Matrix<float> taken = ctx.matrix(count, x.shape[1]);
+  int64_t next = 0;
+  for (const SegmentRows& in : rows.segments) {
+    if (in.state == nullptr) continue;
+    for (int64_t r = in.end - in.num_new(); r < in.end; ++r) {
+      std::copy_n(x.row(r), x.shape[1], taken.row(next++));
+    }
+  }
+  return taken;
+}
+
+// Where the value and the gate of each token of the completed pairs are: new rows of this call or,
 // for a first token of an earlier call, the sequence's slot. Tokens left over are kept.
 struct Pairs {
   std::span<const float*> value, gate;  // [2 * number of rows]
@@ -48,16 +64,19 @@ Pairs pair_up(LayerContext& ctx, const StatePlane& open_plane, Matrix<const floa
   const int64_t width = value.shape[1];
   const Pairs pairs{ctx.list<const float*>(2 * count), ctx.list<const float*>(2 * count)};
   size_t i = 0;
+  int64_t r = 0;  // of value and gate
   for (size_t s = 0; s < rows.segments.size(); ++s) {
     const SegmentRows& in = rows.segments[s];
     if (in.state == nullptr) continue;
-    if (in.segment->first_position % 2 != 0) {
+    if (in.first_new() % 2 != 0 && in.num_new() > 0) {
+      // The slot has it: a cached prefix ends with whole pairs.
+      MR_CHECK_OP(in.first_new(), ==, in.segment->first_position);
       const auto* open = reinterpret_cast<const float*>(in.state + open_plane.values_offset);
       pairs.value[i] = open;
       pairs.gate[i++] = open + width;
     }
-    for (int64_t r = in.begin; r < in.end; ++r) {
-      if (r + 1 == in.end && rows.positions[size_t(r)] % 2 == 0) {
+    for (int64_t position = in.first_new(); position < in.segment->end_position(); ++position, ++r) {
+      if (position + 1 == in.segment->end_position() && position % 2 == 0) {
         float* kept = open_groups.put(open_plane, int64_t(s));
         std::copy_n(value.row(r), width, kept);
         std::copy_n(gate.row(r), width, kept + width);
@@ -69,17 +88,6 @@ Pairs pair_up(LayerContext& ctx, const StatePlane& open_plane, Matrix<const floa
   }
   MR_CHECK_OP(i, ==, pairs.value.size());
   return pairs;
-}
-
-// A ratio-1 call without pads completes one row per token, in order; pads are passed over.
-Matrix<float> rows_of_sequences(Matrix<float> x, const BatchRows& rows) {
-  int64_t kept = 0;
-  for (const SegmentRows& in : rows.segments) {
-    for (int64_t r = in.begin; in.state != nullptr && r < in.end; ++r, ++kept) {
-      if (kept != r) std::copy_n(x.row(r), x.shape[1], x.row(kept));
-    }
-  }
-  return x.rows(0, kept);
 }
 
 void record_keys(LayerContext& ctx, const char* name, KeyFormat format, int64_t width,
@@ -108,7 +116,7 @@ OpenGroups::OpenGroups(LayerContext& ctx, const KvStore& store, const BatchRows&
     std::fill(kept.begin(), kept.end(), nullptr);
     for (size_t s = 0; s < kept.size(); ++s) {
       const SegmentRows& in = rows.segments[s];
-      if (in.state != nullptr && in.segment->tokens.size() % 2 != 0) {
+      if (in.state != nullptr && in.num_new() > 0 && in.segment->end_position() % 2 != 0) {
         kept[s] = ctx.arena.allocate<float>(plane.value_bytes / int64_t(sizeof(float)));
       }
     }
@@ -142,15 +150,17 @@ void compress(LayerContext& ctx, const CompressorWeights& weights, int64_t layer
   const StatePlane& key_plane = layout.plane(StateKind::kIndexKey, layer_idx);
   const CompletedRows completed = completed_rows(ctx, row_plane, key_plane, ratio, rows, store);
   const int64_t count = int64_t(completed.positions.size());
+  const Matrix<const float> new_x = new_rows(ctx, x, rows);
+  if (new_x.shape[0] == 0) return;
 
   Matrix<float> latents;
   if (ratio == 1) {
-    latents = rows_of_sequences(linear(ctx, x, weights.wkv, ctx.rounding()), rows);
+    latents = linear(ctx, new_x, weights.wkv, ctx.rounding());
   } else {
     MR_CHECK_OP(ratio, ==, 2);
     const Pairs pairs = pair_up(ctx, layout.plane(StateKind::kOpenGroup, layer_idx),
-                                linear(ctx, x, weights.wkv, Rounding::kNone),
-                                linear(ctx, x, *weights.wgate, Rounding::kNone), rows, count,
+                                linear(ctx, new_x, weights.wkv, Rounding::kNone),
+                                linear(ctx, new_x, *weights.wgate, Rounding::kNone), rows, count,
                                 open_groups);
     latents = ctx.matrix(count, weights.wkv.n);
     ctx.kernels.compress_pairs(ctx.kernel_context, pairs.value, pairs.gate, latents,

@@ -2,8 +2,8 @@
 
 namespace millrace {
 
-Matrix<const int64_t> engram_row_ids(LayerContext& ctx, const EngramTable& table,
-                                     int64_t compressed_pad, Matrix<const int32_t> ngrams) {
+Matrix<int64_t> engram_row_ids(LayerContext& ctx, const EngramTable& table,
+                               int64_t compressed_pad, Matrix<const int32_t> ngrams) {
   const int64_t num_tokens = ngrams.shape[0], columns = table.num_columns();
   const Matrix<int64_t> ids = ctx.matrix<int64_t>(num_tokens, columns);
   for (int64_t t = 0; t < num_tokens; ++t) {
@@ -11,6 +11,21 @@ Matrix<const int64_t> engram_row_ids(LayerContext& ctx, const EngramTable& table
                 {ids.row(t), size_t(columns)});
   }
   return ids;
+}
+
+void read_engram_ahead(const Fp8Table& table, Matrix<const int64_t> row_ids,
+                       std::span<const uint8_t> dead, ReadAhead& ahead) {
+  constexpr int64_t kStaysInMemory = int64_t{256} << 20;
+  if (table.rows * table.width < kStaysInMemory) return;
+  const int64_t scales = table.width / kQuantBlock;
+  for (int64_t t = 0; t < row_ids.shape[0]; ++t) {
+    if (dead[size_t(t)] != 0) continue;
+    for (int64_t c = 0; c < row_ids.shape[1]; ++c) {
+      const int64_t row = row_ids.row(t)[c];
+      ahead.add(table.codes + row * table.width, size_t(table.width));
+      ahead.add(table.scales + row * scales, size_t(scales));
+    }
+  }
 }
 
 void engram(LayerContext& ctx, const EngramWeights& weights, Matrix<const int64_t> row_ids,

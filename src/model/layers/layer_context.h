@@ -48,7 +48,7 @@ struct LayerContext {
 
 // Rotation angles of the rows of one call, for one of the two frequency sets.
 struct RopeTable {
-  Matrix<const float> cos, sin;  // [T, qk_rope_head_dim / 2]
+  Matrix<float> cos, sin;  // [T, qk_rope_head_dim / 2]
 };
 
 RopeTable make_rope_table(LayerContext& ctx, std::span<const int64_t> positions,

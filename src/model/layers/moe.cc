@@ -1,6 +1,7 @@
 #include "model/layers/moe.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace millrace {
 namespace {
@@ -68,15 +69,19 @@ Matrix<float> shared_expert(LayerContext& ctx, const MoeWeights& weights, Matrix
   return linear(ctx, ctx.linear_input(z), weights.shared_w2);
 }
 
-// The (token, slot) pairs of a call in order of expert; tokens ascending within one.
+// (token, slot) pairs in order of expert; tokens ascending within one.
 struct ByExpert {
-  std::span<int32_t> experts;  // that have rows, ascending
+  std::span<int32_t> experts;  // that have rows
   std::span<int64_t> begin;    // [experts + 1] where their rows begin
   std::span<int32_t> tokens;   // [R]
   std::span<int32_t> slots;    // [R] token * k + slot
-  std::span<int32_t> rows;     // [R] 0, 1, 2, ...
   std::span<float> weights;    // [R]
 };
+
+ByExpert make_by_expert(LayerContext& ctx, int64_t num_experts, int64_t num_rows) {
+  return {ctx.list<int32_t>(num_experts), ctx.list<int64_t>(num_experts + 1),
+          ctx.list<int32_t>(num_rows), ctx.list<int32_t>(num_rows), ctx.list<float>(num_rows)};
+}
 
 ByExpert group_by_expert(LayerContext& ctx, const Routes& routes, int64_t num_experts,
                          std::span<const RowKind> kinds) {
@@ -91,9 +96,8 @@ ByExpert group_by_expert(LayerContext& ctx, const Routes& routes, int64_t num_ex
   const auto is_used = [&](size_t e) { return next[e + 1] > 0; };
   int64_t num_used = 0;
   for (size_t e = 0; e < size_t(num_experts); ++e) num_used += is_used(e);
-  ByExpert groups;
-  groups.experts = ctx.list<int32_t>(num_used);
-  groups.begin = ctx.list<int64_t>(num_used + 1);
+  const int64_t num_rows = std::accumulate(next.begin(), next.end(), int64_t{0});
+  const ByExpert groups = make_by_expert(ctx, num_used, num_rows);
   size_t used = 0;
   for (size_t e = 0; e < size_t(num_experts); ++e) {
     if (is_used(e)) {
@@ -102,18 +106,13 @@ ByExpert group_by_expert(LayerContext& ctx, const Routes& routes, int64_t num_ex
     }
     next[e + 1] += next[e];
   }
-  const int64_t num_rows = groups.begin[used] = next[size_t(num_experts)];
-  groups.tokens = ctx.list<int32_t>(num_rows);
-  groups.slots = ctx.list<int32_t>(num_rows);
-  groups.rows = ctx.list<int32_t>(num_rows);
-  groups.weights = ctx.list<float>(num_rows);
+  groups.begin[used] = num_rows;
   for (size_t t = 0; t < kinds.size(); ++t) {
     if (kinds[t] == RowKind::kPad) continue;
     for (int64_t slot = 0; slot < k; ++slot) {
       const size_t row = size_t(next[size_t(routes.experts.row(int64_t(t))[slot])]++);
       groups.tokens[row] = int32_t(t);
       groups.slots[row] = int32_t(int64_t(t) * k + slot);
-      groups.rows[row] = int32_t(row);
       groups.weights[row] = routes.weights.row(int64_t(t))[slot];
     }
   }
@@ -127,16 +126,48 @@ void count(const ByExpert& groups, int64_t expert_layer, ExpertCounts* counts) {
   }
 }
 
-// One of an expert's three matrices for every group.
-RowGroups row_groups(LayerContext& ctx, const ByExpert& by_expert,
-                     std::span<const ExpertWeights> weights, Fp4Matrix ExpertWeights::*matrix,
-                     std::span<const int32_t> x_rows, std::span<const int32_t> out_rows) {
-  const auto groups = ctx.list<RowGroups::Group>(int64_t(by_expert.experts.size()));
-  for (size_t i = 0; i < groups.size(); ++i) {
-    groups[i] = {weights[size_t(by_expert.experts[i])].*matrix, by_expert.begin[i],
-                 by_expert.begin[i + 1]};
+// The pairs of those experts that can be read.
+ByExpert pairs_of(LayerContext& ctx, const ByExpert& all, std::span<const LoadedExpert> loaded) {
+  int64_t num_rows = 0;
+  for (const LoadedExpert& expert : loaded) {
+    num_rows += all.begin[size_t(expert.idx) + 1] - all.begin[size_t(expert.idx)];
   }
-  return {groups, x_rows, out_rows};
+  const ByExpert part = make_by_expert(ctx, int64_t(loaded.size()), num_rows);
+  size_t row = 0;
+  for (size_t i = 0; i < loaded.size(); ++i) {
+    const size_t from = size_t(loaded[i].idx);
+    const size_t begin = size_t(all.begin[from]), count = size_t(all.begin[from + 1]) - begin;
+    part.experts[i] = all.experts[from];
+    part.begin[i] = int64_t(row);
+    std::copy_n(&all.tokens[begin], count, &part.tokens[row]);
+    std::copy_n(&all.slots[begin], count, &part.slots[row]);
+    std::copy_n(&all.weights[begin], count, &part.weights[row]);
+    row += count;
+  }
+  part.begin[loaded.size()] = num_rows;
+  return part;
+}
+
+// Multiplies the inputs of these experts' rows, and writes every result where its pair says.
+void run_experts(LayerContext& ctx, const ByExpert& pairs, std::span<const LoadedExpert> loaded,
+                 const ExpertInput& input, Matrix<float> expert_out) {
+  const int64_t num_rows = int64_t(pairs.tokens.size()), inner = ctx.config.moe_intermediate_size;
+  const std::span<int32_t> rows = ctx.list<int32_t>(num_rows);
+  std::iota(rows.begin(), rows.end(), 0);
+  const auto product = [&](const ExpertInput& in, Fp4Matrix ExpertWeights::*matrix,
+                           std::span<const int32_t> x_rows, std::span<const int32_t> out_rows,
+                           Matrix<float> to) {
+    const auto groups = ctx.list<RowGroups::Group>(int64_t(loaded.size()));
+    for (size_t i = 0; i < groups.size(); ++i) {
+      groups[i] = {loaded[i].weights->*matrix, pairs.begin[i], pairs.begin[i + 1]};
+    }
+    in.multiply({groups, x_rows, out_rows}, to);
+  };
+  const Matrix<float> gate = ctx.matrix(num_rows, inner), up = ctx.matrix(num_rows, inner);
+  product(input, &ExpertWeights::w1, pairs.tokens, rows, gate);
+  product(input, &ExpertWeights::w3, pairs.tokens, rows, up);
+  const ExpertInput z(ctx, activate(ctx, gate, up, pairs.weights));
+  product(z, &ExpertWeights::w2, rows, pairs.slots, expert_out);
 }
 
 }  // namespace
@@ -160,19 +191,12 @@ Result<Matrix<float>> moe(LayerContext& ctx, const MoeWeights& weights, ExpertSo
   for (size_t t = 0; t < kinds.size(); ++t) {
     if (kinds[t] == RowKind::kPad) std::fill_n(expert_out.row(int64_t(t) * k), k * width, 0.0f);
   }
-  ASSIGN_OR_RETURN(const std::span<const ExpertWeights> loaded, lease.wait());
-  const int64_t num_rows = int64_t(groups.rows.size());
-  const int64_t inner = ctx.config.moe_intermediate_size;
-  const Matrix<float> gate = ctx.matrix(num_rows, inner), up = ctx.matrix(num_rows, inner);
-  const auto product = [&](const ExpertInput& in, Fp4Matrix ExpertWeights::*matrix,
-                           std::span<const int32_t> x_rows, std::span<const int32_t> out_rows,
-                           Matrix<float> to) {
-    in.multiply(row_groups(ctx, groups, loaded, matrix, x_rows, out_rows), to);
-  };
-  product(input, &ExpertWeights::w1, groups.tokens, groups.rows, gate);
-  product(input, &ExpertWeights::w3, groups.tokens, groups.rows, up);
-  const ExpertInput z(ctx, activate(ctx, gate, up, groups.weights));
-  product(z, &ExpertWeights::w2, groups.rows, groups.slots, expert_out);
+  for (;;) {
+    ASSIGN_OR_RETURN(const std::span<const LoadedExpert> loaded, lease.next());
+    if (loaded.empty()) break;
+    const Arena::Scope scope(ctx.arena);
+    run_experts(ctx, pairs_of(ctx, groups, loaded), loaded, input, expert_out);
+  }
   ctx.kernels.combine_experts(ctx.kernel_context, {expert_out.data, {rows, k, width}}, shared, out,
                               ctx.rounding());
   return out;
