@@ -163,7 +163,7 @@ class Rig {
       }
     };
     handlers.on_header = [](HttpRequest&) { return std::nullopt; };
-    handlers.make_error = [](int status, const std::string&) {
+    handlers.make_error = [](int status, const std::string&, const HttpRequest&) {
       return HttpResponse{status, {}, ""};
     };
     handlers.on_done = [](const HttpRequest&, const ExchangeRecord& record) {

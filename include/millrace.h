@@ -114,7 +114,7 @@ typedef struct millrace_engine_options {
   int32_t numerics;               /* MILLRACE_NUMERICS_... */
   const char* model_dir;          /* required: a checkpoint's directory */
   const char* isa;                /* a kernel table by name; NULL: the best one here */
-  int32_t num_threads;            /* 0: as many as the process may use */
+  int32_t num_threads;            /* 0: one for each core that the process may use */
   int32_t reserved;               /* 0 */
   int64_t prefill_chunk;          /* 256: tokens of one prompt that are computed at once */
   int64_t max_model_len;          /* tokens of prompt and output; 0: as many as memory has room for */
@@ -126,6 +126,9 @@ typedef struct millrace_engine_options {
   /* Called by millrace_engine_create, on its thread, after each file that was opened. */
   void (*on_progress)(void* user_data, int64_t num_files_done, int64_t num_files);
   void* progress_data;
+  /* Memory for routed experts that are read from the disk when they are needed; 0: they are mapped;
+     -1: mapped if they fit into memory, or else what memory leaves. */
+  int64_t expert_cache_bytes;
 } millrace_engine_options;
 
 MILLRACE_API millrace_status millrace_engine_options_init(millrace_engine_options* options,
@@ -199,8 +202,8 @@ enum {
 };
 
 /* The prompt of a chat, given as a Chat Completions request in JSON: messages, tools, tool_choice,
- * response_format, thinking, reasoning_effort, and others that shape the prompt. Fields that do not,
- * sampling parameters among them, are ignored. *reply_start is for millrace_request_options. */
+ * response_format, thinking, reasoning_effort, and others that shape the prompt. Fields that do not
+ * are ignored here. *reply_start is for millrace_request_options. */
 MILLRACE_API millrace_status millrace_encode_chat(const millrace_engine* engine,
                                                   millrace_text chat_json, int32_t* ids,
                                                   size_t capacity, size_t* size,
@@ -266,12 +269,14 @@ typedef struct millrace_request_options {
 
   /* The prompt: one of these three. */
   millrace_text text;
-  millrace_text chat_json;      /* as for millrace_encode_chat */
+  millrace_text chat_json;      /* as for millrace_encode_chat, with its sampling parameters */
   millrace_token_ids token_ids; /* at least one */
 
   millrace_reply_start reply_start;         /* of token_ids */
   int32_t num_choices;                      /* 1; 1 to 128 answers to the same prompt */
-  const millrace_sampling_params* sampling; /* NULL: what the model recommends */
+  /* NULL: what the model recommends, and over it what chat_json says (temperature, max_tokens, n
+   * and the others of Chat Completions). Otherwise these stand for all of chat_json's. */
+  const millrace_sampling_params* sampling;
 
   int32_t priority;           /* 0; -4 to 4, lower is served first */
   int32_t reserved;           /* 0 */

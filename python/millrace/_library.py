@@ -55,6 +55,7 @@ class EngineOptions(ctypes.Structure):
         ("max_step_ms", c_double),
         ("on_progress", c_void_p),
         ("progress_data", c_void_p),
+        ("expert_cache_bytes", c_int64),
     ]
 
 

@@ -121,6 +121,7 @@ class LLM:
         max_step_ms: Optional[float] = None,
         max_waiting: Optional[int] = None,
         kv_bytes: Optional[int] = None,
+        expert_cache_bytes: Optional[int] = None,
     ) -> None:
         self._engine: Optional[Engine] = None
         self._request_ids = itertools.count()
@@ -143,6 +144,10 @@ class LLM:
         for name, value in integers.items():
             if value is not None:
                 setattr(options, name, check_integer(name, value, 1, 2**63 - 1))
+        if expert_cache_bytes is not None:
+            options.expert_cache_bytes = check_integer(
+                "expert_cache_bytes", expert_cache_bytes, 0, 2**63 - 1
+            )
         if num_threads is not None:
             options.num_threads = check_integer("num_threads", num_threads, 0, 2**31 - 1)
         if max_step_ms is not None:

@@ -24,9 +24,11 @@
 
 #include "base/format.h"
 #include "capi/versioned_struct.h"
+#include "chat/json.h"
 #include "chat/request_parser.h"
 #include "chat/wire_text.h"
 #include "llm/llm.h"
+#include "openai/sampling_fields.h"
 #include "sys/fp_environment.h"
 
 namespace millrace {
@@ -173,6 +175,7 @@ millrace_engine_options default_engine_options() {
   options.max_num_batched_tokens = defaults.max_num_batched_tokens;
   options.max_waiting = defaults.max_waiting;
   options.max_step_ms = defaults.max_step_ms;
+  options.expert_cache_bytes = -1;
   return options;
 }
 
@@ -299,6 +302,7 @@ Result<EngineOptions> read_engine_options(const millrace_engine_options& given) 
   options.max_waiting = given.max_waiting;
   if (given.kv_bytes != 0) options.kv_bytes = given.kv_bytes;
   options.max_step_ms = given.max_step_ms;
+  if (given.expert_cache_bytes != -1) options.load.expert_cache_bytes = given.expert_cache_bytes;
   return options;
 }
 
@@ -397,18 +401,37 @@ Result<Prompt> read_prompt(const Llm& llm, const millrace_request_options& given
   return prompt;
 }
 
+// What a chat says itself about sampling, over what the model recommends. Requires: `given` is one
+// that encode_chat() takes.
+Status read_chat_sampling(const Llm& llm, const millrace_text& given, AnswerRequest& request) {
+  ASSIGN_OR_RETURN(const std::string_view json, read_text("chat_json", given));
+  ASSIGN_OR_RETURN(const JsonValue body, parse_json(json));
+  openai::Fields fields(body);
+  openai::SamplingFields sampling;
+  sampling.params = llm.default_sampling();
+  RETURN_IF_ERROR(openai::read_chat_sampling(fields, sampling));
+  for (const std::string& word : sampling.bad_words) {
+    add_bad_word(llm.tokenizer(), word, sampling.params);
+  }
+  request.sampling = std::move(sampling.params);
+  if (fields.at("n").given()) request.num_choices = sampling.num_choices;
+  return {};
+}
+
 Result<AnswerRequest> read_request(const Llm& llm, const millrace_request_options& given) {
   AnswerRequest request;
   RETURN_IF_ERROR(check_reserved("options", given.reserved));
   ASSIGN_OR_RETURN(request.prompt, read_prompt(llm, given));
-  if (given.sampling == nullptr) {
+  request.num_choices = given.num_choices;
+  if (given.sampling == nullptr && given.chat_json.data != nullptr) {
+    RETURN_IF_ERROR(read_chat_sampling(llm, given.chat_json, request));
+  } else if (given.sampling == nullptr) {
     request.sampling = llm.default_sampling();
   } else {
     ASSIGN_OR_RETURN(const millrace_sampling_params sampling,
                      read_struct("sampling", given.sampling, sampling_params_of({})));
     ASSIGN_OR_RETURN(request.sampling, read_sampling(llm, sampling));
   }
-  request.num_choices = given.num_choices;
   request.priority = given.priority;
   ASSIGN_OR_RETURN(request.fairness_key, read_text("fairness_key", given.fairness_key));
   ASSIGN_OR_RETURN(request.request_id, read_text("request_id", given.request_id));

@@ -411,6 +411,39 @@ TEST_F(CapiTest, WithoutSamplingTheModelsRecommendationCounts) {
   EXPECT_EQ(answers(options)[0].finish_reason, MILLRACE_FINISH_STOP);
 }
 
+TEST_F(CapiTest, WithoutSamplingWhatTheChatSaysItselfCounts) {
+  const auto with = [](const std::string& fields) {
+    return R"({"thinking": false, "messages": [{"role": "user", "content": "Hi"}], )" + fields +
+           "}";
+  };
+  const std::string json = with(R"("temperature": 0, "max_completion_tokens": 3, "n": 2,
+                                   "logprobs": true)");
+  millrace_request_options options = initialised(millrace_request_options_init);
+  options.chat_json = millrace_string(json.c_str());
+  const std::vector<Choice> own = answers(options);
+  ASSERT_EQ(own.size(), 2u);
+  EXPECT_EQ(own[0].token_ids.size(), 3u);
+  EXPECT_EQ(own[0].logprobs.size(), 3u);
+  EXPECT_EQ(own[1].token_ids, own[0].token_ids) << "the likeliest, both times";
+
+  // The structure stands for all of them.
+  millrace_sampling_params params = initialised(millrace_sampling_params_init);
+  const int64_t one = 1;
+  params.max_tokens = &one;
+  options.sampling = &params;
+  const std::vector<Choice> given = answers(options);
+  ASSERT_EQ(given.size(), 1u);
+  EXPECT_EQ(given[0].token_ids.size(), 1u);
+  EXPECT_TRUE(given[0].logprobs.empty());
+
+  const std::string wrong = with(R"("temperature": "hot")");
+  options.sampling = nullptr;
+  options.chat_json = millrace_string(wrong.c_str());
+  millrace_request* request = nullptr;
+  EXPECT_EQ(millrace_submit(engine_, &options, &request), MILLRACE_INVALID_ARGUMENT);
+  EXPECT_THAT(millrace_last_error(), HasSubstr("temperature: found string \"hot\""));
+}
+
 TEST_F(CapiTest, TheEngineSaysWhatItIs) {
   millrace_engine_info info = initialised(millrace_engine_info_init);
   ASSERT_EQ(millrace_get_engine_info(engine_, &info), MILLRACE_OK);
@@ -871,6 +904,8 @@ TEST_F(CapiTest, EnginesWithoutSenseAreRefusedByField) {
   expect(kInvalid, "max_waiting: found 0", [](auto& o) { o.max_waiting = 0; });
   expect(kInvalid, "kv_bytes: found -1", [](auto& o) { o.kv_bytes = -1; });
   expect(kInvalid, "max_step_ms: found 0", [](auto& o) { o.max_step_ms = 0; });
+  expect(kInvalid, "expert_cache_bytes: found -2", [](auto& o) { o.expert_cache_bytes = -2; });
+  expect(kInvalid, "expert cache: found 1 bytes", [](auto& o) { o.expert_cache_bytes = 1; });
   expect(kInvalid, "options.reserved: found 3", [](auto& o) { o.reserved = 3; });
 }
 

@@ -357,18 +357,22 @@ void append_json_escaped(std::string_view text, std::string& out) {
   constexpr std::string_view kValues = "\"\\\n\r\t\b\f";
   constexpr std::string_view kNames = "\"\\nrtbf";
   constexpr std::string_view kHex = "0123456789abcdef";
-  for (const char c : text) {
+  size_t num_done = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c != '"' && c != '\\' && uint8_t(c) >= 0x20) continue;
+    out += text.substr(num_done, i - num_done);
+    num_done = i + 1;
     if (const size_t which = kValues.find(c); which != std::string::npos) {
       out += '\\';
       out += kNames[which];
-    } else if (uint8_t(c) < 0x20) {
+    } else {
       out += "\\u00";
       out += kHex[uint8_t(c) >> 4];
       out += kHex[uint8_t(c) & 15];
-    } else {
-      out += c;
     }
   }
+  out += text.substr(num_done);
 }
 
 void append_json_string(std::string_view text, std::string& out) {

@@ -48,10 +48,9 @@ Result<std::vector<JsonNode>> read_list(const JsonNode& node);  // its elements;
 Result<std::string> read_json(const JsonNode& node);            // its text, as the prompt shows it
 
 template <class T>
-std::string expected_number() {
+std::string expected_number(T least, T most) {
   if constexpr (!std::is_integral_v<T>) return "a number";
-  using Limits = std::numeric_limits<T>;
-  return format("an integer from ", Limits::min(), " to ", Limits::max());
+  return format("an integer from ", least, " to ", most);
 }
 
 // The whole text as a number.
@@ -63,9 +62,12 @@ std::optional<T> number_of(std::string_view text) {
   return number;
 }
 
-// A number that T can hold. An integer may be spelled 2.0, as by clients whose numbers are doubles.
+// A number from `least` to `most`, which refusals of integers name. An integer may be spelled 2.0, as
+// by clients whose numbers are doubles.
 template <class T>
-Result<std::optional<T>> read_number(const JsonNode& node) {
+Result<std::optional<T>> read_number(const JsonNode& node,
+                                     T least = std::numeric_limits<T>::lowest(),
+                                     T most = std::numeric_limits<T>::max()) {
   if (!node.given()) return std::optional<T>();
   std::string_view text;
   if (node.is(JsonValue::Kind::kNumber)) text = node.value->text;
@@ -78,7 +80,9 @@ Result<std::optional<T>> read_number(const JsonNode& node) {
       number = T(int64_t(*real));
     }
   }
-  if (!number) return refuse(node, expected_number<T>());
+  if (!number || *number < least || most < *number) {
+    return refuse(node, expected_number(least, most));
+  }
   return number;
 }
 

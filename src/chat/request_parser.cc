@@ -117,8 +117,12 @@ Result<Tool> read_tool(const Node& entry) {
   Tool tool;
   ASSIGN_OR_RETURN(tool.name, read_full_name(entry, space.name));
 
-  // Every key stays as it came, except those that the namespace changes.
   const Node function = entry.at("function");
+  const Node parameters = function.at("parameters");
+  if (parameters.given() && !parameters.is(Kind::kObject)) return refuse(parameters, "an object");
+  ASSIGN_OR_RETURN(const std::string description, read_string(function.at("description")));
+
+  // Every key stays as it came, except those that the namespace changes.
   JsonValue schema = *function.value;
   const auto index_of = [&](std::string_view key) {
     return size_t(std::find(schema.keys.begin(), schema.keys.end(), key) - schema.keys.begin());
@@ -129,14 +133,13 @@ Result<Tool> read_tool(const Node& entry) {
     schema.items.erase(schema.items.begin() + ptrdiff_t(i));
   }
   if (!space.description.empty()) {
-    ASSIGN_OR_RETURN(const std::string own, read_string(function.at("description")));
     const size_t i = index_of("description");
     if (i == schema.keys.size()) {
       schema.keys.push_back("description");
       schema.items.emplace_back();
     }
     schema.items[i].kind = Kind::kString;
-    schema.items[i].text = format(space.description, '\n', own);
+    schema.items[i].text = format(space.description, '\n', description);
   }
   ASSIGN_OR_RETURN(tool.schema, read_json({&schema, function.path}));
   return tool;

@@ -81,6 +81,10 @@ TEST(RequestParser, NamesThePathWhatItFoundAndWhatItExpected) {
        R"(tools[0].function.name: its namespace "b" differs from the given namespace "a")"},
       {with(R"("tools": [{"function": {"name": "f", "parameters": {"maximum": 1e400}}}])"),
        "tools[0].function: number 1e400 is not finite as a double"},
+      {with(R"("tools": [{"function": {"name": "f", "parameters": 5}}])"),
+       "tools[0].function.parameters: found number 5, expected an object"},
+      {with(R"("tools": [{"function": {"name": "f", "description": ["a"]}}])"),
+       "tools[0].function.description: found an array of 1, expected a string"},
       {with(R"("tool_choice": "required")"), R"(tool_choice: "required" needs tools)"},
       {with(R"("tool_choice": "any")"),
        R"(tool_choice: found string "any", expected none, auto, required or )"

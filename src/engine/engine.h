@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "checkpoint/expert_source.h"
 #include "checkpoint/open_progress.h"
 #include "engine/completion.h"
 #include "engine/load_options.h"
@@ -60,7 +61,11 @@ struct EngineInfo {
   int64_t mapped_bytes = 0;  // checkpoint files, read as they are needed
   int64_t copied_bytes = 0;  // of them, those that had to be copied to memory
   int64_t kv_bytes = 0;      // reserved for the cache; memory is used as it fills
+  std::string expert_reads = "mapped";  // or by what they are read into a cache: io_uring, pread
   int64_t max_num_seqs = 0;
+  double open_s = 0;  // that opening it has taken
+  int64_t engram_reads_per_row = 0;  // of the Engram tables' rows, for each row of a step
+  int64_t engram_bytes_per_row = 0;
 };
 
 // Sizes by which steps are counted.
@@ -77,6 +82,7 @@ struct EngineCounters {
   int64_t region_ns = 0;   // of that, in regions of the thread pool: all threads work
   int64_t plan_ns = 0;     // of the rest: taking requests in, and planning
   int64_t commit_ns = 0;   // of the rest: results, events and what readers are told
+  ExpertReads expert_reads;
   // The engine's thread works and the others wait.
   int64_t outside_ns() const { return step_ns - region_ns; }
 };

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "kernels/kernels.h"
 #include "model/model.h"
 #include "model/runner.h"
+#include "sys/thread_plan.h"
 #include "sys/thread_pool.h"
 
 namespace millrace {
@@ -44,20 +46,35 @@ class LoadedModel {
   const Checkpoint& checkpoint() const { return checkpoint_; }
   const KernelTable& kernels() const { return kernels_; }
   ThreadPool& pool() { return pool_; }
+  // Where the pool's threads are, by the system's numbers, if they are at several.
+  std::span<const int> memory_nodes() const { return memory_nodes_; }
   KernelContext& kernel_context() { return kernel_context_; }
+  const ExpertSource& experts() const { return *experts_; }
+  // How they come: "mapped", or by what they are read into a cache ("io_uring", "pread").
+  const std::string& expert_reads() const { return expert_reads_; }
+  // Of the files, what a cache of experts takes the place of.
+  int64_t cached_file_bytes() const { return cached_file_bytes_; }
+  // What whoever runs the model should know.
+  const std::vector<std::string>& warnings() const { return warnings_; }
   // Runs the model on sequences in `store`, which must outlive it, as must this.
-  Runner make_runner(KvStore& store) {
-    return Runner(model_, experts_, store, kernels_, kernel_context_);
+  Runner make_runner(KvStore& store) { return make_runner(store, kernels_); }
+  // With other kernels than those it was opened for.
+  Runner make_runner(KvStore& store, const KernelTable& kernels) {
+    return Runner(model_, *experts_, store, kernels, kernel_context_);
   }
 
  private:
-  LoadedModel(Checkpoint checkpoint, MappedExpertSource experts, Model model,
-              const KernelTable& kernels, int num_threads);
+  LoadedModel(Checkpoint checkpoint, Model model, const KernelTable& kernels, ThreadPlan threads);
+  Status open_experts(const LoadOptions& options);
 
   Checkpoint checkpoint_;
-  MappedExpertSource experts_;
+  std::unique_ptr<ExpertSource> experts_;
+  std::string expert_reads_ = "mapped";
+  int64_t cached_file_bytes_ = 0;
+  std::vector<std::string> warnings_;
   Model model_;
   const KernelTable& kernels_;
+  std::vector<int> memory_nodes_;
   ThreadPool pool_;
   KernelContext kernel_context_;
 };

@@ -10,16 +10,52 @@ namespace {
 // Of the machine's memory: what stays for the system, and what the cache gets at least.
 constexpr double kReserved = 0.1, kLeast = 0.1;
 
+int64_t usable_bytes(const MachineMemory& machine) {
+  return int64_t(double(machine.limit_bytes) * (1 - kReserved)) - machine.private_bytes;
+}
+int64_t least_kv_bytes(const MachineMemory& machine) {
+  return int64_t(double(machine.limit_bytes) * kLeast);
+}
+
 }  // namespace
+
+int64_t default_kv_bytes(const MachineMemory& machine) {
+  // Weights that fit are meant to stay in memory; weights that do not are read again and again, and
+  // then the cache's share is not theirs to take.
+  return std::max(usable_bytes(machine) - machine.mapped_bytes, least_kv_bytes(machine));
+}
+
+Result<int64_t> plan_expert_cache(const ExpertSizes& sizes, const MachineMemory& machine,
+                                  std::optional<int64_t> wish, std::optional<int64_t> kv_bytes) {
+  const int64_t least = sizes.least_slots * sizes.slot_bytes;
+  const int64_t usable = usable_bytes(machine);
+  if (!wish) {
+    const int64_t left =
+        usable - sizes.dense_bytes - kv_bytes.value_or(least_kv_bytes(machine));
+    return sizes.expert_bytes <= left || left < least ? 0 : left;
+  }
+  if (*wish == 0) return 0;
+  if (*wish < least) {
+    return Error{Code::kInvalidArgument,
+                 format("expert cache: found ", *wish, " bytes, expected 0 or at least ", least,
+                        ", ", sizes.least_slots, " experts of ", sizes.slot_bytes,
+                        ": those of a token in one layer, and one that is read")};
+  }
+  // More than all experts need is not taken.
+  const int64_t most = sizes.num_experts * sizes.slot_bytes;
+  if (std::min(*wish, most) > usable) {
+    return Error{Code::kExhausted,
+                 format("expert cache: found ", *wish, " bytes, expected at most ",
+                        std::max<int64_t>(usable, 0), " (memory ", machine.limit_bytes,
+                        ", of which a tenth stays for the system; in use ", machine.private_bytes,
+                        ")")};
+  }
+  return *wish;
+}
 
 Result<MemoryPlan> plan_memory(const KvLayout& layout, const MachineMemory& machine,
                                const MemoryWish& wish, int64_t max_position_embeddings) {
-  // Weights that fit are meant to stay in memory; weights that do not are read again and again, and
-  // then the cache's share is not theirs to take.
-  const double usable = double(machine.limit_bytes) * (1 - kReserved) - double(machine.private_bytes);
-  const double left = std::max(usable - double(machine.mapped_bytes),
-                               double(machine.limit_bytes) * kLeast);
-  const int64_t kv_bytes = wish.kv_bytes.value_or(int64_t(left));
+  const int64_t kv_bytes = wish.kv_bytes.value_or(default_kv_bytes(machine));
   const int64_t longest = wish.max_model_len.value_or(max_position_embeddings);
   const auto blocks_for = [&](int64_t tokens) {
     return (tokens + layout.block_size - 1) / layout.block_size;

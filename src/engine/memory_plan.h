@@ -1,7 +1,7 @@
 #pragma once
 
-// How much of the machine's memory the cache gets, and what fits into it. Pure arithmetic over
-// what was measured.
+// How much of the machine's memory experts and the cache of sequences get, and what fits into it.
+// Pure arithmetic over what was measured.
 
 #include <cstdint>
 #include <optional>
@@ -21,14 +21,33 @@ struct MemoryWish {
 struct MachineMemory {
   int64_t limit_bytes = 0;    // RAM, or what the cgroup allows
   int64_t mapped_bytes = 0;   // checkpoint files: page cache, which the system may drop
-  int64_t private_bytes = 0;  // what is allocated besides the cache
+  int64_t private_bytes = 0;  // what is allocated, or set aside, besides the cache
 };
+
+// The routed experts of a checkpoint.
+struct ExpertSizes {
+  int64_t expert_bytes = 0;  // of all of them
+  int64_t dense_bytes = 0;   // of all other weights that each step reads: Engram tables are not
+  int64_t num_experts = 0;
+  int64_t slot_bytes = 0;    // of one in a cache
+  int64_t least_slots = 0;   // that a cache needs
+};
+
+// Bytes for a cache of experts; 0: they stay mapped. Without a wish that is so if they fit beside
+// the other weights and kv_bytes (none: a tenth of the memory), or if what is left is too little
+// for a cache. Refuses, with the numbers, a wish that is too small to work or too large to fit.
+Result<int64_t> plan_expert_cache(const ExpertSizes& sizes, const MachineMemory& machine,
+                                  std::optional<int64_t> wish, std::optional<int64_t> kv_bytes);
 
 struct MemoryPlan {
   int64_t num_slots = 0;
   int64_t num_blocks = 0;
   int64_t max_model_len = 0;
 };
+
+// What the cache gets where nobody says otherwise: nine tenths of the memory, less the checkpoint
+// and what is allocated; a tenth at least.
+int64_t default_kv_bytes(const MachineMemory& machine);
 
 // Slots get at most half of the bytes: their number may be lower than max_num_seqs. Refuses, with
 // the numbers, an explicit max_model_len that does not fit.

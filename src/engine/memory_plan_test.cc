@@ -24,6 +24,52 @@ MemoryPlan plan(const MachineMemory& machine, const MemoryWish& wish) {
   return plan.value();
 }
 
+// Of the release: 296 GB of experts, 11 GB of other weights, 203 GB of tables.
+constexpr ExpertSizes kExperts{296'000'000'000, 11'000'000'000, 15'744, 18'804'736, 7};
+
+int64_t expert_cache(const MachineMemory& machine, std::optional<int64_t> wish = {},
+                     std::optional<int64_t> kv_bytes = {}) {
+  const Result<int64_t> bytes = plan_expert_cache(kExperts, machine, wish, kv_bytes);
+  EXPECT_TRUE(bytes.has_value());
+  return bytes.value();
+}
+
+std::string expert_cache_refusal(const MachineMemory& machine, int64_t wish) {
+  const Result<int64_t> bytes = plan_expert_cache(kExperts, machine, wish, {});
+  EXPECT_FALSE(bytes.has_value());
+  return bytes.has_value() ? "" : bytes.error().message;
+}
+
+TEST(ExpertCachePlan, ExpertsThatFitIntoMemoryStayMapped) {
+  EXPECT_EQ(expert_cache({400'000'000'000, 510'000'000'000, 0}), 0);
+  EXPECT_EQ(expert_cache({400'000'000'000, 510'000'000'000, 100'000'000'000}),
+            400'000'000'000 * 8 / 10 - 111'000'000'000);
+}
+
+TEST(ExpertCachePlan, TheyGetWhatOtherWeightsAndSequencesLeave) {
+  EXPECT_EQ(expert_cache({100'000'000'000, 510'000'000'000, 1'000'000'000}), 68'000'000'000);
+  EXPECT_EQ(expert_cache({100'000'000'000, 510'000'000'000, 1'000'000'000}, {}, 20'000'000'000),
+            58'000'000'000);
+}
+
+TEST(ExpertCachePlan, WhereNothingIsLeftTheyStayMapped) {
+  EXPECT_EQ(expert_cache({13'000'000'000, 510'000'000'000, 0}), 0);
+}
+
+TEST(ExpertCachePlan, AWishIsGrantedIfItCanWorkAndFits) {
+  const MachineMemory machine{100'000'000'000, 510'000'000'000, 0};
+  EXPECT_EQ(expert_cache(machine, 0), 0);
+  EXPECT_EQ(expert_cache(machine, 200'000'000), 200'000'000);
+  EXPECT_EQ(expert_cache_refusal(machine, 100'000'000),
+            "expert cache: found 100000000 bytes, expected 0 or at least 131633152, 7 experts of "
+            "18804736: those of a token in one layer, and one that is read");
+  EXPECT_EQ(expert_cache_refusal(machine, 95'000'000'000),
+            "expert cache: found 95000000000 bytes, expected at most 90000000000 (memory "
+            "100000000000, of which a tenth stays for the system; in use 0)");
+  EXPECT_EQ(expert_cache({1'000'000'000'000, 0, 0}, 950'000'000'000), 950'000'000'000)
+      << "not more is taken than all experts need";
+}
+
 TEST(MemoryPlan, TheCacheGetsWhatTheWeightsLeave) {
   const MemoryPlan some = plan({64 * kGiB, 20 * kGiB, kGiB}, {{}, {}, {}, 64});
   EXPECT_EQ(some.num_slots, 64);

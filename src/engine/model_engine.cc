@@ -68,17 +68,21 @@ class ModelEngine::Monitor : public LayerMonitor {
 
 Result<std::unique_ptr<Engine>> ModelEngine::open(const EngineOptions& options, TokenTable tokens,
                                                   const OpenProgress& progress) {
+  const int64_t begin_ns = now_ns();
   RETURN_IF_ERROR(validate(options));
+  LoadOptions load = options.load;
+  load.kv_bytes = options.kv_bytes;
   ASSIGN_OR_RETURN(std::unique_ptr<LoadedModel> model,
-                   LoadedModel::open(options.load, std::move(tokens.compressed_ids), progress));
+                   LoadedModel::open(load, std::move(tokens.compressed_ids), progress));
   const ModelConfig& config = model->config();
   RETURN_IF_ERROR(check_max_model_len(options, config));
   RETURN_IF_ERROR(complete(config, tokens));
 
   const KvLayout layout = kv_layout(config, kv_format_of(model->model().numerics),
                                     options.block_size.value_or(kDefaultBlockSize));
-  const MachineMemory machine{memory_limit_bytes(), mapped_bytes(model->checkpoint()),
-                              anonymous_bytes()};
+  const MachineMemory machine{
+      memory_limit_bytes(), mapped_bytes(model->checkpoint()) - model->cached_file_bytes(),
+      anonymous_bytes() + model->experts().reads().cache_bytes};
   const MemoryWish wish{options.kv_bytes, options.num_blocks, options.max_model_len,
                         options.max_num_seqs};
   ASSIGN_OR_RETURN(const MemoryPlan plan,
@@ -101,6 +105,10 @@ Result<std::unique_ptr<Engine>> ModelEngine::open(const EngineOptions& options, 
   if (!on_warning) {
     on_warning = [](const std::string& what) { std::fprintf(stderr, "millrace: %s\n", what.c_str()); };
   }
+  for (const std::string& warning : model->warnings()) on_warning(warning);
+  if (const Status spread = store.spread_over(model->memory_nodes()); !spread.ok()) {
+    on_warning(format("cache: ", spread.error().message));
+  }
   ASSIGN_OR_RETURN(Recorder recorder,
                    make_recorder(options, *model, tokens, scheduling, on_warning));
   std::unique_ptr<ModelEngine> engine(new ModelEngine(
@@ -110,6 +118,7 @@ Result<std::unique_ptr<Engine>> ModelEngine::open(const EngineOptions& options, 
         *options.watchdog_seconds * 1000, [&engine = *engine] { return engine.health(); },
         on_warning);
   }
+  engine->info_.open_s = to_ms(now_ns() - begin_ns) / 1000;
   return std::unique_ptr<Engine>(std::move(engine));
 }
 
@@ -130,7 +139,14 @@ ModelEngine::ModelEngine(std::unique_ptr<LoadedModel> model, TokenTable tokens, 
   info_.mapped_bytes = mapped_bytes(model_->checkpoint());
   info_.copied_bytes = model_->checkpoint().copied_bytes();
   info_.kv_bytes = int64_t(store_.reserved_bytes());
+  info_.expert_reads = model_->expert_reads();
+  counters_.expert_reads = model_->experts().reads();
   info_.max_num_seqs = options.max_num_seqs;
+  const ModelConfig& config = model_->config();
+  info_.engram_reads_per_row =
+      int64_t(config.engram_layer_ids.size()) * config.engram_num_columns();
+  info_.engram_bytes_per_row =
+      info_.engram_reads_per_row * (config.engram_head_dim + config.engram_head_dim / 32);
   thread_ = std::thread([this] { loop(); });
 }
 
@@ -212,6 +228,7 @@ ExpertLoad ModelEngine::expert_load() const {
 
 void ModelEngine::loop() {
   const ScopedFpEnvironment fp_environment;
+  model_->pool().bind_owner();
   Monitor monitor(*this);
   StepResult result;
   while (wait_for_work()) run_step(monitor, result);
@@ -240,21 +257,34 @@ void ModelEngine::run_step(Monitor& monitor, StepResult& result) {
   });
   for (RequestHandle handle : behind_) set_paused(handle, true);
   behind_.clear();
+  // Who has the last event of a request finds its steps counted, and all of them: what announcing
+  // takes is in the next step's account.
+  const int64_t end_ns = now_ns();
+  EngineCounters step;
+  step.num_rows = num_rows;
+  step.step_ns = end_ns - begin_ns + announce_ns_;
+  step.region_ns = model_->pool().region_ns() - begin_region_ns;
+  step.plan_ns = planned_ns - begin_ns;
+  step.commit_ns = end_ns - computed_ns + announce_ns_;
+  count_step(step);
   announce();
+  if (num_rows > 0) announce_ns_ = now_ns() - end_ns;
+}
 
+void ModelEngine::count_step(const EngineCounters& step) {
   const SchedulerStats stats = scheduler_->stats();
   const std::lock_guard lock(mutex_);
   stats_ = stats;
-  if (num_rows == 0) return;
-  const int64_t end_ns = now_ns();
+  if (step.num_rows == 0) return;
+  counters_.expert_reads = model_->experts().reads();
   ++counters_.num_steps;
-  counters_.num_rows += num_rows;
-  const auto size = std::lower_bound(kStepRows.begin(), kStepRows.end(), num_rows);
+  counters_.num_rows += step.num_rows;
+  const auto size = std::lower_bound(kStepRows.begin(), kStepRows.end(), step.num_rows);
   ++counters_.num_steps_by_rows[size_t(size - kStepRows.begin())];
-  counters_.step_ns += end_ns - begin_ns;
-  counters_.region_ns += model_->pool().region_ns() - begin_region_ns;
-  counters_.plan_ns += planned_ns - begin_ns;
-  counters_.commit_ns += end_ns - computed_ns;
+  counters_.step_ns += step.step_ns;
+  counters_.region_ns += step.region_ns;
+  counters_.plan_ns += step.plan_ns;
+  counters_.commit_ns += step.commit_ns;
 }
 
 void ModelEngine::enter(int64_t layer, int64_t now_ns) {

@@ -460,7 +460,8 @@ TEST(EngineOpen, RefusesOptionsThatMakeNoSense) {
   EXPECT_EQ(error(changed, token_table()), "watchdog_seconds: found 0, expected more than 0");
   changed = options();
   changed.load.num_threads = 2000;
-  EXPECT_EQ(error(changed, token_table()), "threads: found 2000, expected 1 to 1024, or 0 for all");
+  EXPECT_EQ(error(changed, token_table()),
+            "threads: found 2000, expected 1 to 1024, or 0 for the default");
   changed = options();
   changed.max_model_len = int64_t(1) << 40;
   EXPECT_THAT(error(changed, token_table()), HasSubstr("max_model_len: found 1099511627776"));

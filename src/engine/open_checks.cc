@@ -30,6 +30,9 @@ Status validate(const EngineOptions& options) {
   if (options.kv_bytes && *options.kv_bytes < 0) {
     return out_of_range("kv_bytes", *options.kv_bytes, "at least 0");
   }
+  if (options.load.expert_cache_bytes && *options.load.expert_cache_bytes < 0) {
+    return out_of_range("expert_cache_bytes", *options.load.expert_cache_bytes, "at least 0");
+  }
   if (!options.record_file.empty() && !std::isfinite(options.max_step_ms)) {
     return Error{Code::kInvalidArgument, format("max_step_ms: found ", options.max_step_ms,
                                                 ", expected a finite time in a recording")};

@@ -112,6 +112,20 @@ Result<Tokenizer> open_tokenizer(const std::string& model_dir) {
   return tokenizer;
 }
 
+std::vector<Error> find_faults(const std::string& model_dir, const ModelConfig& config) {
+  std::vector<Error> faults;
+  const Result<Tokenizer> tokenizer = open_tokenizer(model_dir);
+  if (tokenizer.has_value()) {
+    const Status status = check_control_tokens(model_dir, config, tokenizer.value());
+    if (!status.ok()) faults.push_back(status.error());
+  } else {
+    faults.push_back(tokenizer.error());
+  }
+  const Result<GenerationConfig> generation = open_generation_config(model_dir, config.vocab_size);
+  if (!generation.has_value()) faults.push_back(generation.error());
+  return faults;
+}
+
 Result<std::unique_ptr<Llm>> Llm::open(const EngineOptions& options, const OpenProgress& progress) {
   const std::string& model_dir = options.load.model_dir;
   ASSIGN_OR_RETURN(Tokenizer tokenizer, open_tokenizer(model_dir));

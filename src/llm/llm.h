@@ -90,6 +90,10 @@ void add_bad_word(const Tokenizer& tokenizer, const std::string& word, SamplingP
 // What an engine needs to know of a tokenizer. Without end tokens those of config.json count.
 TokenTable make_token_table(const Tokenizer& tokenizer, std::vector<int32_t> eos_token_ids);
 
+// Why Llm::open() would refuse what stands beside the weights: the tokenizer, control tokens that
+// the config names otherwise, generation_config.json. `config` is that of the directory.
+std::vector<Error> find_faults(const std::string& model_dir, const ModelConfig& config);
+
 // The tokenizer of a model directory; errors name the file.
 Result<Tokenizer> open_tokenizer(const std::string& model_dir);
 

@@ -403,7 +403,7 @@ TEST(LlmOpen, RefusesControlTokensThatAreNotTheTokenizers) {
   EXPECT_THAT(message("\"image_token_id\": 504", "\"image_token_id\": 505"),
               HasSubstr("/config.json: image_token_id: found 505, expected 504, which is "));
   EXPECT_THAT(message("\"image_token_id\": 504", "\"image_token_id\": 512"),
-              HasSubstr("/config.json: image_token_id: found 512, expected an integer from -1 to 511"));
+              HasSubstr("/config.json: image_token_id: found 512, expected an integer from 0 to 511"));
   EXPECT_EQ(message("\"image_token_id\": 504,", ""), "accepted");
   // A tokenizer that has no such token cannot contradict.
   toy.replace("config.json", toy.with("config.json", "\"eos_token_id\": 1", "\"eos_token_id\": 3"));

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "loadgen/distribution.h"
+#include "base/distribution.h"
 #include "loadgen/record.h"
 #include "loadgen/runner.h"
 

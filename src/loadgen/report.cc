@@ -1,10 +1,9 @@
 #include "loadgen/report.h"
 
 #include <cinttypes>
-#include <cstdarg>
-#include <cstdio>
 
 #include "base/format.h"
+#include "base/print.h"
 #include "chat/json_writer.h"
 
 namespace millrace {
@@ -12,24 +11,14 @@ namespace {
 
 constexpr double kShare = 100;
 
-// printf, appended.
-__attribute__((format(printf, 2, 3))) void add(std::string& out, const char* form, ...) {
-  char line[512];
-  va_list values;
-  va_start(values, form);
-  const int size = std::vsnprintf(line, sizeof line, form, values);
-  va_end(values);
-  out.append(line, size_t(std::min(std::max(size, 0), int(sizeof line) - 1)));
-}
-
 void add_setup(std::string& out, const char* name, const std::string& value) {
-  if (!value.empty()) add(out, "%-12s %s\n", name, value.c_str());
+  if (!value.empty()) append_printf(out, "%-12s %s\n", name, value.c_str());
 }
 
 void add_distribution(std::string& out, const char* name, const Distribution& d) {
   if (d.n == 0) return;
-  add(out, "%-24s %10.3f %10.3f %10.3f %10.3f %10.3f %10.3f %10.3f %9" PRId64 "\n", name, d.mean,
-      d.p50, d.p75, d.p90, d.p95, d.p99, d.max, d.n);
+  append_printf(out, "%-24s %10.3f %10.3f %10.3f %10.3f %10.3f %10.3f %10.3f %9" PRId64 "\n", name,
+                d.mean, d.p50, d.p75, d.p90, d.p95, d.p99, d.max, d.n);
 }
 
 double client_cpu(const RunOutcome& run) {
@@ -79,7 +68,7 @@ std::optional<ServerWork> server_work(const RunSetup& setup) {
 std::string report_text(const RunSetup& setup, const RunOutcome& run, const RunMetrics& m,
                         const std::vector<std::string>& invalid) {
   std::string out;
-  add(out, "==== setup ====\n");
+  append_printf(out, "==== setup ====\n");
   add_setup(out, "target", setup.target);
   add_setup(out, "model", setup.model);
   add_setup(out, "endpoint", setup.endpoint);
@@ -100,35 +89,42 @@ std::string report_text(const RunSetup& setup, const RunOutcome& run, const RunM
                      " threads, numerics ", server.numerics_id));
   }
 
-  add(out, "\n==== counts ====\n");
-  add(out,
-      "requests     %" PRId64 " planned, %" PRId64 " sent, %" PRId64 " succeeded, %" PRId64
-      " failed, %" PRId64 " given up\n",
-      m.num_planned, m.num_sent, m.num_succeeded, m.num_failed, m.num_cancelled);
+  append_printf(out, "\n==== counts ====\n");
+  append_printf(out,
+                "requests     %" PRId64 " planned, %" PRId64 " sent, %" PRId64
+                " succeeded, %" PRId64 " failed, %" PRId64 " given up\n",
+                m.num_planned, m.num_sent, m.num_succeeded, m.num_failed, m.num_cancelled);
   for (const auto& [what, count] : m.errors) {
-    add(out, "error        %" PRId64 " x %s: %.300s\n", count, what.c_str(),
-        m.error_examples.at(what).c_str());
+    append_printf(out, "error        %" PRId64 " x %s: %.300s\n", count, what.c_str(),
+                  m.error_examples.at(what).c_str());
   }
   for (const auto& [reason, count] : m.finish_reasons) {
-    add(out, "finished     %" PRId64 " x %s\n", count, reason.empty() ? "(none)" : reason.c_str());
+    append_printf(out, "finished     %" PRId64 " x %s\n", count,
+                  reason.empty() ? "(none)" : reason.c_str());
   }
-  add(out, "duration     %.3f s, from the first sending to the last text\n", m.duration_s);
-  add(out, "concurrency  %.2f on average, at most %" PRId64 "; decoding %.2f, waiting %.2f\n",
-      m.mean_concurrency, m.max_concurrency, m.mean_decoding, m.mean_waiting);
+  append_printf(out, "duration     %.3f s, from the first sending to the last text\n",
+                m.duration_s);
+  append_printf(out,
+                "concurrency  %.2f on average, at most %" PRId64 "; decoding %.2f, waiting %.2f\n",
+                m.mean_concurrency, m.max_concurrency, m.mean_decoding, m.mean_waiting);
   if (m.num_without_usage > 0) {
-    add(out, "note         %" PRId64 " answers without usage: their tokens are counted in events\n",
+    append_printf(
+        out, "note         %" PRId64 " answers without usage: their tokens are counted in events\n",
         m.num_without_usage);
   }
   if (double(m.num_wrong_prompt_lengths) > 0.01 * double(m.num_succeeded)) {
-    add(out,
-        "note         %" PRId64 " prompts have more than 1 %% more or fewer tokens than planned\n",
-        m.num_wrong_prompt_lengths);
+    append_printf(out,
+                  "note         %" PRId64
+                  " prompts have more than 1 %% more or fewer tokens than planned\n",
+                  m.num_wrong_prompt_lengths);
   }
 
-  add(out, "\n==== throughput ====%*s\n", setup.num_gpus ? 34 : 0, setup.num_gpus ? "per GPU" : "");
+  append_printf(out, "\n==== throughput ====%*s\n", setup.num_gpus ? 34 : 0,
+                setup.num_gpus ? "per GPU" : "");
   const auto rate = [&](const char* name, double count) {
-    add(out, "%-28s %12.2f", name, m.per_second(count));
-    if (setup.num_gpus) add(out, " %12.2f", m.per_second(count) / double(*setup.num_gpus));
+    append_printf(out, "%-28s %12.2f", name, m.per_second(count));
+    if (setup.num_gpus)
+      append_printf(out, " %12.2f", m.per_second(count) / double(*setup.num_gpus));
     out += '\n';
   };
   rate("total tokens/s", double(m.prompt_tokens + m.output_tokens));
@@ -138,12 +134,13 @@ std::string report_text(const RunSetup& setup, const RunOutcome& run, const RunM
   rate("work (new + output) tokens/s", double(m.new_tokens() + m.output_tokens));
   rate("requests/s", double(m.num_succeeded));
   if (m.steady_s > 0) {
-    add(out, "output tokens/s, steady      %12.2f  (%.3f s at 95 %% of the usual concurrency)\n",
+    append_printf(
+        out, "output tokens/s, steady      %12.2f  (%.3f s at 95 %% of the usual concurrency)\n",
         m.steady_output_tokens_per_s, m.steady_s);
   }
 
-  add(out, "\n==== latency, ms ====%14s %10s %10s %10s %10s %10s %10s %9s\n", "mean", "p50", "p75",
-      "p90", "p95", "p99", "max", "n");
+  append_printf(out, "\n==== latency, ms ====%14s %10s %10s %10s %10s %10s %10s %9s\n", "mean",
+                "p50", "p75", "p90", "p95", "p99", "max", "n");
   add_distribution(out, "TTFT", m.ttft);
   add_distribution(out, "TTFT from schedule", m.ttft_scheduled);
   if (m.reasoning_tokens > 0) add_distribution(out, "first visible token", m.ttfv);
@@ -154,37 +151,39 @@ std::string report_text(const RunSetup& setup, const RunOutcome& run, const RunM
   add_distribution(out, "E2EL", m.e2el);
   add_distribution(out, "E2EL per output token", m.e2e_per_token);
   add_distribution(out, "lag", m.lag);
-  add(out, "\n==== lengths ====%18s %10s %10s %10s %10s %10s %10s %9s\n", "mean", "p50", "p75",
-      "p90", "p95", "p99", "max", "n");
+  append_printf(out, "\n==== lengths ====%18s %10s %10s %10s %10s %10s %10s %9s\n", "mean", "p50",
+                "p75", "p90", "p95", "p99", "max", "n");
   add_distribution(out, "prompt tokens", m.prompt_length);
   add_distribution(out, "output tokens", m.output_length);
 
-  add(out, "\n==== tokens/s of a user: 1 / percentile ====\n");
-  add(out, "%-34s %10s %10s %10s %10s %10s\n", "", "p50", "p75", "p90", "p95", "p99");
+  append_printf(out, "\n==== tokens/s of a user: 1 / percentile ====\n");
+  append_printf(out, "%-34s %10s %10s %10s %10s %10s\n", "", "p50", "p75", "p90", "p95", "p99");
   const auto add_rates = [&](const char* name, const Distribution& d) {
     if (d.n == 0) return;
-    add(out, "%-34s %10.2f %10.2f %10.2f %10.2f %10.2f\n", name, interactivity(d.p50),
-        interactivity(d.p75), interactivity(d.p90), interactivity(d.p95), interactivity(d.p99));
+    append_printf(out, "%-34s %10.2f %10.2f %10.2f %10.2f %10.2f\n", name, interactivity(d.p50),
+                  interactivity(d.p75), interactivity(d.p90), interactivity(d.p95),
+                  interactivity(d.p99));
   };
   add_rates("interactivity (1 / ITL)", m.itl);
   add_rates("E2E-normalised interactivity", m.e2e_per_token);
   if (m.prompt_tokens > 0) {
-    add(out, "\ncache hits   %.2f %% of the prompt tokens\n",
-        kShare * double(m.cached_tokens) / double(m.prompt_tokens));
+    append_printf(out, "\ncache hits   %.2f %% of the prompt tokens\n",
+                  kShare * double(m.cached_tokens) / double(m.prompt_tokens));
   }
-  if (m.output_tokens > 0) add(out, "event size   %.3f tokens\n", m.mean_chunk_tokens);
-  add(out, "client CPU   %.1f %% of a core, busiest half second %.1f %%\n",
-      kShare * client_cpu(run), kShare * run.peak_client_cpu);
+  if (m.output_tokens > 0) append_printf(out, "event size   %.3f tokens\n", m.mean_chunk_tokens);
+  append_printf(out, "client CPU   %.1f %% of a core, busiest half second %.1f %%\n",
+                kShare * client_cpu(run), kShare * run.peak_client_cpu);
   if (const std::optional<ServerWork> work = server_work(setup)) {
-    add(out, "engine       %" PRId64 " steps in %.3f s, %" PRId64 " output tokens\n",
-        work->num_steps, work->step_s, work->output_tokens);
-    add(out, "server CPU   engine %.3f s, network %.3f s, process %.3f s\n", work->engine_cpu_s,
-        work->network_cpu_s, work->process_cpu_s);
+    append_printf(out, "engine       %" PRId64 " steps in %.3f s, %" PRId64 " output tokens\n",
+                  work->num_steps, work->step_s, work->output_tokens);
+    append_printf(out, "server CPU   engine %.3f s, network %.3f s, process %.3f s\n",
+                  work->engine_cpu_s, work->network_cpu_s, work->process_cpu_s);
   }
   if (invalid.empty()) {
     out += "valid        yes\n";
   } else {
-    for (const std::string& reason : invalid) add(out, "valid        NO: %s\n", reason.c_str());
+    for (const std::string& reason : invalid)
+      append_printf(out, "valid        NO: %s\n", reason.c_str());
   }
   return out;
 }

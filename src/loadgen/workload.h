@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "loadgen/random.h"
+#include "base/random.h"
 
 namespace millrace {
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <set>
 
-#include "loadgen/distribution.h"
+#include "base/distribution.h"
 
 namespace millrace {
 namespace {

@@ -54,6 +54,7 @@ class HttpExchange {
   // stream must end: without end_stream() the client sees that it was cut off.
   virtual void begin_stream(int status, Headers headers) = 0;
   virtual void write(std::string_view bytes) = 0;
+  virtual void flush() = 0;  // what is written goes out at once: for a turn with much to do
   virtual void end_stream() = 0;
   virtual void abort() = 0;  // closes the connection; what is pending is dropped
 
@@ -72,9 +73,11 @@ class HttpExchange {
 // What became of a request, for logs and metrics.
 struct ExchangeRecord {
   int status = 0;  // 0: the client went before there was one
+  Headers headers;  // of the answer
   size_t num_request_bytes = 0, num_response_bytes = 0;  // of bodies
   std::chrono::nanoseconds duration{0};  // from the end of the request's header
   bool is_complete = false;              // all of the answer went to the system in time
+  bool was_unread = false;               // it did not: the client took nothing for write_timeout
 };
 
 struct HttpHandlers {
@@ -83,8 +86,9 @@ struct HttpHandlers {
   // Its header is there: an answer refuses it before the body is read, and closes the connection
   // if there is one. May add headers for those that see the request later.
   std::function<std::optional<HttpResponse>(HttpRequest&)> on_header;
-  // The body of an error that the server itself finds: malformed, too large, too slow.
-  std::function<HttpResponse(int status, const std::string& message)> make_error;
+  // The body of an error that the server itself finds: malformed, too large, too slow. The request
+  // is there as far as it was read.
+  std::function<HttpResponse(int status, const std::string& message, const HttpRequest&)> make_error;
   // Of every request whose header was complete, and every error. Method and path are empty as far
   // as they were not read.
   std::function<void(const HttpRequest&, const ExchangeRecord&)> on_done;

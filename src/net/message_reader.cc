@@ -33,6 +33,26 @@ bool is_control(char c) {
   return (static_cast<unsigned char>(c) < 0x20 && c != '\t' && c != '\r') || c == 0x7f;
 }
 
+// Of a request line. Empty where that is malformed.
+struct Target {
+  std::string host;  // of the absolute form, "http://host/path?query"
+  std::string path;  // and query
+};
+Target parse_target(const std::string& target) {
+  const size_t scheme = target.find("://");
+  if (scheme == target.npos || target.starts_with('/')) return {"", target};
+  const std::string_view name = std::string_view(target).substr(0, scheme);
+  if (!equals_ignoring_case(name, "http") && !equals_ignoring_case(name, "https")) return {};
+  const size_t begin = scheme + 3, end = std::min(target.find_first_of("/?", begin), target.size());
+  const std::string host = target.substr(begin, end - begin);
+  if (host.empty() || host.find('@') != host.npos) return {};  // nor a user's name, says the RFC
+  return {host, (end < target.size() && target[end] == '/' ? "" : "/") + target.substr(end)};
+}
+
+bool is_visible(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c < 0x7f; });
+}
+
 // The parts of the library's interface that both directions share.
 template <bool is_request>
 class ParserBase : public http::basic_parser<is_request> {
@@ -133,6 +153,10 @@ void RequestReader::fail(int status, std::string message) {
   state_ = State::kFailed;
   status_ = status;
   message_ = std::move(message);
+  // For whoever answers: the path of a request that failed before it was looked at.
+  const std::string target = parse_target(target_).path;
+  const std::string_view path = std::string_view(target).substr(0, target.find('?'));
+  if (request_.path.empty() && path.starts_with('/') && is_visible(path)) request_.path = path;
 }
 
 size_t RequestReader::read(std::string_view bytes) {
@@ -209,23 +233,18 @@ void RequestReader::check_header() {
     return fail(400, format("there must be one Host header, there are ", parser_->num_hosts()));
   }
 
-  std::string_view target = target_;
-  if (const size_t scheme = target.find("://"); scheme != target.npos && target[0] != '/') {
-    const std::string_view name = target.substr(0, scheme);
-    if (!equals_ignoring_case(name, "http") && !equals_ignoring_case(name, "https")) target = "";
-    const size_t path = target.find_first_of("/?", scheme + 3);
-    if (path == scheme + 3) target = "";  // no host
-    if (!target.empty()) target_ = path == target.npos ? "/" : std::string(target.substr(path));
-    if (!target.empty() && target_[0] == '?') target_.insert(0, "/");
-    if (!target.empty()) target = target_;
-  }
-  const bool is_visible = std::all_of(target.begin(), target.end(),
-                                      [](char c) { return c > ' ' && c < 0x7f && c != '#'; });
+  const auto& [host, target] = parse_target(target_);
   const bool is_path = target.starts_with('/') || (target == "*" && request_.method == "OPTIONS");
-  if (!is_path || !is_visible) return fail(400, "the target of the request is malformed");
+  if (!is_path || !is_visible(target_) || target_.find('#') != target_.npos) {
+    return fail(400, "the target of the request is malformed");
+  }
   const size_t mark = target.find('?');
-  request_.path = std::string(target.substr(0, mark));
-  if (mark != target.npos) request_.query = std::string(target.substr(mark + 1));
+  request_.path = target.substr(0, mark);
+  if (mark != target.npos) request_.query = target.substr(mark + 1);
+  if (!host.empty()) {  // it counts, whatever the header says
+    std::erase_if(request_.headers, [](const auto& header) { return header.first == "host"; });
+    request_.headers.emplace_back("host", host);
+  }
 
   if (const std::string* expect = request_.header("expect")) {
     if (!equals_ignoring_case(*expect, "100-continue")) {
@@ -248,26 +267,28 @@ void RequestReader::begin_body() {
   }
 }
 
+// The library takes a chunk's header, and the trailers, in one piece. It never sees more than such a
+// piece may have: whether one is too long must not depend on how much of it comes at once.
 size_t RequestReader::read_body(std::string_view bytes) {
   const std::string_view all = bytes;
   while (!bytes.empty() && !parser_->is_done()) {
     error_code error;
-    const size_t num_taken = put(*parser_, bytes, error);
+    const std::string_view window = bytes.substr(0, limits_.max_header_bytes);
+    const size_t num_taken = put(*parser_, window, error);
     bytes.remove_prefix(num_taken);
-    if (error == http::error::need_more) break;
-    if (error == http::error::body_limit) {
+    if (error == http::error::need_more) {
+      if (num_taken > 0) continue;
+      if (window.size() < limits_.max_header_bytes) break;
+      fail(431, format("a chunk's header or the trailers have more than ",
+                       limits_.max_header_bytes, " bytes"));
+    } else if (error == http::error::body_limit) {
       fail(413, format("the body has more than ", limits_.max_body_bytes, " bytes"));
     } else if (error) {
       fail(400, format("the body is malformed: ", error.message()));
     }
     if (error) return all.size() - bytes.size();
   }
-  if (parser_->is_done()) {
-    state_ = State::kDone;
-  } else if (bytes.size() > limits_.max_header_bytes) {
-    fail(431, format("a chunk's header or the trailers have more than ", limits_.max_header_bytes,
-                     " bytes"));
-  }
+  if (parser_->is_done()) state_ = State::kDone;
   return all.size() - bytes.size();
 }
 

@@ -143,6 +143,21 @@ TEST(RequestReader, RefusesWhatIsNotHttp) {
   });
 }
 
+TEST(RequestReader, TheHostOfTheTargetCountsBeforeThatOfTheHeader) {
+  const auto host_of = [](const std::string& lines) {
+    RequestReader reader({});
+    reader.read(lines + "\r\n\r\n");
+    EXPECT_EQ(reader.state(), RequestReader::State::kHeaderDone) << lines;
+    const std::string* host = reader.request().header("host");
+    return host == nullptr ? "none" : *host;
+  };
+  EXPECT_EQ(host_of("GET / HTTP/1.1\r\nHost: a"), "a");
+  EXPECT_EQ(host_of("GET http://b/ HTTP/1.1\r\nHost: a"), "b");
+  EXPECT_EQ(host_of("GET http://b:80?c HTTP/1.1\r\nA: b\r\nHost: a"), "b:80");
+  EXPECT_EQ(host_of("GET https://[::1]:80/c HTTP/1.0"), "[::1]:80");
+  EXPECT_EQ(host_of("GET / HTTP/1.0"), "none");
+}
+
 TEST(RequestReader, SplitsTargetsAndRefusesBadOnes) {
   const auto get = [](const std::string& target, const std::string& method = "GET") {
     return method + " " + target + " HTTP/1.1\r\nHost: x\r\n\r\n";
@@ -160,6 +175,9 @@ TEST(RequestReader, SplitsTargetsAndRefusesBadOnes) {
       {get("a"), "400"},
       {get("host:80", "CONNECT"), "400"},
       {get("http:///a"), "400"},
+      {get("http://"), "400"},
+      {get("http://user@host/a"), "400"},
+      {get("http://user:word@/"), "400"},
       {get("ftp://host/a"), "400"},
       {get("/a#b"), "400"},
       {get("/\xc3\xa4"), "400"},
@@ -220,6 +238,15 @@ TEST(RequestReader, KeepsEveryLimit) {
           {line + "Content-Length: 11\r\n\r\n", "413"},
           {line + "Transfer-Encoding: chunked\r\n\r\n5;" + std::string(300, 'a'), "431"},
           {line + "Transfer-Encoding: chunked\r\n\r\n0\r\nX: " + std::string(300, 'a'), "431"},
+          // Also if all of it is there at once, and before what is wrong with it.
+          {line + "Transfer-Encoding: chunked\r\n\r\n5;" + std::string(300, 'a') +
+               "\r\nhello\r\n0\r\n\r\n",
+           "431"},
+          {line + "Transfer-Encoding: chunked\r\n\r\n0\r\nX: " + std::string(300, 'a') + "\r\n\r\n",
+           "431"},
+          {line + "Transfer-Encoding: chunked\r\n\r\n0\r\nX: \1" + std::string(300, 'a') +
+               "\r\n\r\n",
+           "431"},
       },
       limits);
 }

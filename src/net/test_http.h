@@ -111,7 +111,7 @@ class TestServer {
         if (on_header) return on_header(request);
         return std::nullopt;
       };
-      handlers.make_error = [](int status, const std::string& message) {
+      handlers.make_error = [](int status, const std::string& message, const HttpRequest&) {
         return HttpResponse{status, {}, "error: " + message};
       };
       handlers.on_done = [this](const HttpRequest& request, const ExchangeRecord& record) {

@@ -93,6 +93,10 @@ BIO* make_bio(int fd) {
 std::string openssl_errors() {
   std::string text;
   while (const unsigned long error = ERR_get_error()) {
+    if (ERR_SYSTEM_ERROR(error)) {  // the others only say that there is one
+      ERR_clear_error();
+      return errno_text(ERR_GET_REASON(error));
+    }
     const char* reason = ERR_reason_error_string(error);
     if (!text.empty()) text += ", ";
     text += reason ? reason : format("error ", error).c_str();

@@ -76,11 +76,11 @@ Status read_stream(Fields& fields, CompletionRequest& request) {
 
 Status read_truncation(Fields& fields, CompletionRequest& request) {
   const JsonNode count = fields.at("truncate_prompt_tokens"), side = fields.at("truncation_side");
-  ASSIGN_OR_RETURN(request.truncate_prompt_tokens, read_number<int64_t>(count));
-  if (request.truncate_prompt_tokens && *request.truncate_prompt_tokens < 1 &&
-      *request.truncate_prompt_tokens != -1) {
-    return refuse(count, "-1 or at least 1");
+  const Result<std::optional<int64_t>> wanted = read_number<int64_t>(count, -1);
+  if (!wanted.has_value() || wanted.value() == 0) {
+    return refuse(count, "-1 or an integer of at least 1");
   }
+  request.truncate_prompt_tokens = wanted.value();
   if (side.given() && !side.is_text("left") && !side.is_text("right")) {
     return refuse(side, "left or right");
   }
@@ -88,17 +88,8 @@ Status read_truncation(Fields& fields, CompletionRequest& request) {
   return {};
 }
 
-Status check_logprobs(const JsonNode& node, const std::optional<int64_t>& count,
-                      const RequestLimits& limits) {
-  if (!count || limits.max_logprobs == -1) return {};
-  if (*count < 0 || *count > limits.max_logprobs) {
-    return refuse(node, format("0 to ", limits.max_logprobs));
-  }
-  return {};
-}
-
 // What both APIs have.
-Status read_common(Fields& fields, const RequestLimits& limits, CompletionRequest& request) {
+Status read_common(Fields& fields, const SamplingLimits& limits, CompletionRequest& request) {
   RETURN_IF_ERROR(refuse_unsupported(fields, kUnsupported));
   ASSIGN_OR_RETURN(request.model, read_string(fields.at("model")));
   ASSIGN_OR_RETURN(request.request_id, read_string(fields.at("request_id")));
@@ -106,11 +97,9 @@ Status read_common(Fields& fields, const RequestLimits& limits, CompletionReques
   const JsonNode priority = fields.at("priority");
   ASSIGN_OR_RETURN(const std::optional<int32_t> rank, read_number<int32_t>(priority));
   request.priority = rank.value_or(0);
-  RETURN_IF_ERROR(read_sampling(fields, request.sampling));
-  const SamplingParams& params = request.sampling.params;
-  RETURN_IF_ERROR(check_logprobs(fields.at("prompt_logprobs"), params.prompt_logprobs, limits));
+  RETURN_IF_ERROR(read_sampling(fields, request.sampling, limits));
   const JsonNode budget = fields.at("thinking_token_budget");
-  ASSIGN_OR_RETURN(const std::optional<int64_t> tokens, read_number<int64_t>(budget));
+  ASSIGN_OR_RETURN(const std::optional<int64_t> tokens, read_number<int64_t>(budget, -1));
   if (tokens && *tokens != -1) {
     return unsupported(budget, "only -1, no limit; reasoning_effort says how much to think");
   }
@@ -118,12 +107,10 @@ Status read_common(Fields& fields, const RequestLimits& limits, CompletionReques
   ASSIGN_OR_RETURN(const std::string salt_text, read_string(salt));
   if (salt.given() && salt_text.empty()) return refuse(salt, "at least one character");
   const JsonNode best_of = fields.at("best_of");
-  ASSIGN_OR_RETURN(const std::optional<int32_t> best, read_number<int32_t>(best_of));
-  if (best && (*best < 1 || *best > request.sampling.num_choices)) {
-    Error error = refuse(best_of, format("1 to n, ", request.sampling.num_choices,
-                                         ": nothing picks the best of more"));
-    if (*best > 1) error.code = Code::kUnimplemented;
-    return error;
+  ASSIGN_OR_RETURN(const std::optional<int32_t> best, read_number<int32_t>(best_of, 1));
+  if (best && *best > request.sampling.num_choices) {
+    return unsupported(best_of, format("only 1 to n, ", request.sampling.num_choices,
+                                       ": nothing picks the best of more"));
   }
   const JsonNode length_penalty = fields.at("length_penalty");
   ASSIGN_OR_RETURN(const std::optional<double> penalty, read_number<double>(length_penalty));
@@ -131,7 +118,7 @@ Status read_common(Fields& fields, const RequestLimits& limits, CompletionReques
     return unsupported(length_penalty, "belongs to beam search, which is not supported");
   }
   RETURN_IF_ERROR(read_stream(fields, request));
-  if (request.stream && params.prompt_logprobs) {
+  if (request.stream && request.sampling.params.prompt_logprobs) {
     return refuse_reason(fields.at("prompt_logprobs"), "not together with \"stream\": true");
   }
   RETURN_IF_ERROR(read_truncation(fields, request));
@@ -202,6 +189,8 @@ Status refuse_strict_tools(const JsonNode& tools) {
 
 Status read_chat(Fields& fields, const JsonValue& body, const RequestLimits& limits,
                  CompletionRequest& request) {
+  const SamplingLimits sampling_limits{.least_max_tokens = 1, .max_logprobs = limits.max_logprobs};
+  RETURN_IF_ERROR(read_common(fields, sampling_limits, request));
   RETURN_IF_ERROR(refuse_unsupported(fields, kUnsupportedInChat));
   const JsonNode format = fields.at("response_format");
   if (format.given() && !format.at("type").is_text("text")) {
@@ -224,25 +213,10 @@ Status read_chat(Fields& fields, const JsonValue& body, const RequestLimits& lim
     return unsupported(parallel, "only true: nothing constrains the output yet");
   }
   SamplingParams& params = request.sampling.params;
-  RETURN_IF_ERROR(read_max_completion_tokens(fields, params));
-  for (const char* name : {"max_tokens", "max_completion_tokens"}) {
-    const JsonNode node = fields.at(name);
-    ASSIGN_OR_RETURN(const std::optional<int64_t> count, read_number<int64_t>(node));
-    if (count && *count < 1) return refuse(node, "at least 1");
-  }
+  RETURN_IF_ERROR(read_max_completion_tokens(fields, params, sampling_limits));
   ASSIGN_OR_RETURN(request.include_reasoning, read_bool(fields.at("include_reasoning"), true));
-  ASSIGN_OR_RETURN(request.sampling.params.logprobs, read_chat_logprobs(fields));
-  return check_logprobs(fields.at("top_logprobs"), request.sampling.params.logprobs, limits);
-}
-
-Result<std::vector<int32_t>> read_token_ids(const JsonNode& node) {
-  std::vector<int32_t> ids;
-  for (size_t i = 0; i < node.value->items.size(); ++i) {
-    ASSIGN_OR_RETURN(const std::optional<int32_t> id, read_number<int32_t>(node.at(i)));
-    if (!id) return refuse(node.at(i), "a token id");
-    ids.push_back(*id);
-  }
-  return ids;
+  ASSIGN_OR_RETURN(params.logprobs, read_chat_logprobs(fields, sampling_limits));
+  return {};
 }
 
 // A string, strings, token ids, or lists of those.
@@ -277,6 +251,11 @@ Status read_prompts(const JsonNode& node, std::vector<PromptText>& prompts) {
 }
 
 Status read_completions(Fields& fields, const RequestLimits& limits, CompletionRequest& request) {
+  ASSIGN_OR_RETURN(request.echo, read_bool(fields.at("echo"), false));
+  // With an echo the prompt alone is an answer.
+  RETURN_IF_ERROR(read_common(
+      fields, {.least_max_tokens = request.echo ? 0 : 1, .max_logprobs = limits.max_logprobs},
+      request));
   RETURN_IF_ERROR(refuse_unsupported(fields, kUnsupportedInCompletions));
   const JsonNode format = fields.at("response_format");
   if (format.given() && !format.at("type").is_text("text")) {
@@ -285,14 +264,8 @@ Status read_completions(Fields& fields, const RequestLimits& limits, CompletionR
   RETURN_IF_ERROR(read_prompts(fields.at("prompt"), request.prompts));
   SamplingParams& params = request.sampling.params;
   if (!params.max_tokens) params.max_tokens = kDefaultMaxTokens;
-  ASSIGN_OR_RETURN(request.echo, read_bool(fields.at("echo"), false));
-  if (*params.max_tokens == 0 && !request.echo) {
-    return refuse(fields.at("max_tokens"), "at least 1 without echo");
-  }
   ASSIGN_OR_RETURN(request.add_special_tokens, read_bool(fields.at("add_special_tokens"), true));
-  const JsonNode logprobs = fields.at("logprobs");
-  ASSIGN_OR_RETURN(params.logprobs, read_number<int64_t>(logprobs));
-  RETURN_IF_ERROR(check_logprobs(logprobs, params.logprobs, limits));
+  ASSIGN_OR_RETURN(params.logprobs, read_logprobs(fields.at("logprobs"), limits.max_logprobs));
   if (request.echo && params.logprobs) params.prompt_logprobs = params.logprobs;
   return {};
 }
@@ -322,11 +295,9 @@ Status read_generate(Fields& fields, const RequestLimits& limits, CompletionRequ
     RETURN_IF_ERROR(expect_object(sampling));
     Fields inner(*sampling.value);
     RETURN_IF_ERROR(refuse_unsupported(inner, kUnsupported));
-    RETURN_IF_ERROR(read_sampling(inner, request.sampling));
-    const JsonNode logprobs = inner.at("logprobs");
-    ASSIGN_OR_RETURN(params.logprobs, read_number<int64_t>(logprobs));
-    RETURN_IF_ERROR(check_logprobs(logprobs, params.logprobs, limits));
-    RETURN_IF_ERROR(check_logprobs(inner.at("prompt_logprobs"), params.prompt_logprobs, limits));
+    RETURN_IF_ERROR(
+        read_sampling(inner, request.sampling, {.max_logprobs = limits.max_logprobs}));
+    ASSIGN_OR_RETURN(params.logprobs, read_logprobs(inner.at("logprobs"), limits.max_logprobs));
   }
   RETURN_IF_ERROR(read_stream(fields, request));
   if (request.stream && params.prompt_logprobs) {
@@ -345,15 +316,16 @@ Result<CompletionRequest> parse_completion_request(Endpoint endpoint, const Json
   CompletionRequest request;
   request.endpoint = endpoint;
   request.sampling.params = defaults;
-  if (endpoint == Endpoint::kGenerate) {
-    RETURN_IF_ERROR(read_generate(fields, limits, request));
-    return request;
-  }
-  RETURN_IF_ERROR(read_common(fields, limits, request));
-  if (endpoint == Endpoint::kChatCompletions) {
-    RETURN_IF_ERROR(read_chat(fields, body, limits, request));
-  } else {
-    RETURN_IF_ERROR(read_completions(fields, limits, request));
+  switch (endpoint) {
+    case Endpoint::kChatCompletions:
+      RETURN_IF_ERROR(read_chat(fields, body, limits, request));
+      break;
+    case Endpoint::kCompletions:
+      RETURN_IF_ERROR(read_completions(fields, limits, request));
+      break;
+    case Endpoint::kGenerate:
+      RETURN_IF_ERROR(read_generate(fields, limits, request));
+      break;
   }
   return request;
 }

@@ -115,9 +115,21 @@ TEST(CompletionRequest, RefusesByFieldWhatWasFoundAndWhatWasExpected) {
     const char* message;
   } cases[] = {
       {R"("temperature": "hot")", "temperature: found string \"hot\", expected a number"},
-      {R"("top_k": 1.5)", "top_k: found number 1.5, expected an integer from "},
-      {R"("n": 0)", "n: found number 0, expected 1 to 128"},
-      {R"("seed": 1.5)", "seed: found number 1.5, expected an integer from 0 to"},
+      {R"("top_k": 1.5)",
+       "top_k: found number 1.5, expected an integer from -1 to 9223372036854775807"},
+      {R"("n": 0)", "n: found number 0, expected an integer from 1 to 128"},
+      {R"("n": 1.5)", "n: found number 1.5, expected an integer from 1 to 128"},
+      {R"("seed": 1.5)",
+       "seed: found number 1.5, expected an integer from -9223372036854775808 to "
+       "18446744073709551615"},
+      {R"("max_tokens": 1.5)",
+       "max_tokens: found number 1.5, expected an integer from 1 to 9223372036854775807"},
+      {R"("max_tokens": -1)", "max_tokens: found number -1, expected an integer from 1 to"},
+      {R"("min_tokens": -1)", "min_tokens: found number -1, expected an integer from 0 to"},
+      {R"("stop_token_ids": [1.5])", "stop_token_ids[0]: found number 1.5, expected a token id"},
+      {R"("thinking_token_budget": -2)", "thinking_token_budget: found number -2, expected an integer from -1"},
+      {R"("truncate_prompt_tokens": 1.5)",
+       "truncate_prompt_tokens: found number 1.5, expected -1 or an integer of at least 1"},
       {R"("seed": -99999999999999999999)", "seed: found number -99999999999999999999, expected"},
       {R"("stop": [1])", "stop[0]: found number 1, expected a string"},
       {R"("stop": {})", "stop: found an object, expected a string or an array of strings"},
@@ -127,15 +139,15 @@ TEST(CompletionRequest, RefusesByFieldWhatWasFoundAndWhatWasExpected) {
       {R"("logit_bias": {"5": null})", "logit_bias.5: found null, expected a number"},
       {R"("allowed_token_ids": [])", "allowed_token_ids: found an array of 0, expected at least one"},
       {R"("top_logprobs": 3)", "top_logprobs: needs \"logprobs\": true"},
-      {R"("logprobs": true, "top_logprobs": 21)", "top_logprobs: found number 21, expected 0 to 20"},
+      {R"("logprobs": true, "top_logprobs": 21)", "top_logprobs: found number 21, expected an integer from 0 to 20"},
       {R"("logprobs": 5)", "logprobs: found number 5, expected true or false"},
-      {R"("prompt_logprobs": -1)", "prompt_logprobs: found number -1, expected 0 to 20"},
+      {R"("prompt_logprobs": -1)", "prompt_logprobs: found number -1, expected an integer from 0 to 20"},
       {R"("prompt_logprobs": 1, "stream": true)", "prompt_logprobs: not together with"},
       {R"("stream_options": {"include_usage": true})", "stream_options: needs \"stream\": true"},
       {R"("stream": "yes")", "stream: found string \"yes\", expected true or false"},
-      {R"("best_of": 2)", "best_of: found number 2, expected 1 to n, 1"},
-      {R"("best_of": 0)", "best_of: found number 0, expected 1 to n, 1"},
-      {R"("max_completion_tokens": 0)", "max_completion_tokens: found number 0, expected at least 1"},
+      {R"("best_of": 2)", "best_of: only 1 to n, 1"},
+      {R"("best_of": 0)", "best_of: found number 0, expected an integer from 1 to"},
+      {R"("max_completion_tokens": 0)", "max_completion_tokens: found number 0, expected an integer from 1 to"},
       {R"("bad_words": [""])", "bad_words: found an array of 1, expected words of"},
       {R"("use_beam_search": true)", "use_beam_search: not supported"},
       {R"("length_penalty": 0.5)", "length_penalty: belongs to beam search"},
@@ -163,9 +175,18 @@ TEST(CompletionRequest, RefusesByFieldWhatWasFoundAndWhatWasExpected) {
   EXPECT_THAT(error_of(parse(Endpoint::kCompletions, R"({"prompt": [[]]})")),
               HasSubstr("prompt[0]: found an array of 0"));
   EXPECT_THAT(error_of(parse(Endpoint::kCompletions, R"({"prompt": [1, "a"]})")),
-              HasSubstr("prompt[1]: found string \"a\", expected an integer"));
+              HasSubstr("prompt[1]: found string \"a\", expected a token id"));
   EXPECT_THAT(error_of(parse_text(R"("suffix": "x")")), HasSubstr("suffix: "));
-  EXPECT_THAT(error_of(parse_text(R"("max_tokens": 0)")), HasSubstr("expected at least 1 without echo"));
+  for (const char* fields : {R"("max_tokens": 0)", R"("max_tokens": -1)", R"("max_tokens": 0.5)"}) {
+    EXPECT_THAT(error_of(parse_text(fields)), HasSubstr("expected an integer from 1 to")) << fields;
+    EXPECT_THAT(error_of(parse_text(fields + std::string(R"(, "echo": true)"))),
+                fields == std::string(R"("max_tokens": 0)")
+                    ? HasSubstr("accepted")
+                    : HasSubstr("expected an integer from 0 to"))
+        << fields;
+  }
+  EXPECT_THAT(error_of(parse_text(R"("logprobs": 1.5)")),
+              HasSubstr("logprobs: found number 1.5, expected an integer from 0 to 20"));
   EXPECT_THAT(error_of(parse_text(R"("logprobs": true)")), HasSubstr("logprobs: found true, expected"));
 }
 

@@ -183,6 +183,57 @@ TEST(CompletionResponse, AnEchoHasThePromptAndItsLogprobsInFront) {
   EXPECT_EQ(at(json, "choices.0.logprobs.text_offset")->items.back().text, "7");
 }
 
+class TopLogprobs : public ::testing::Test {
+ protected:
+  // What a completion says of a token at -3 whose likeliest alternatives are these, from -1 down.
+  static JsonValue top_of(int32_t id, const std::vector<int32_t>& likeliest) {
+    Body body(Endpoint::kCompletions, R"("logprobs": 2)");
+    TestChoice choice(std::nullopt);
+    choice.end(id, "x", FinishReason::kLength);
+    Answer answer = choice.answer();
+    TokenLogprobs logprobs{{id, 9, -3}, {}};
+    for (size_t i = 0; i < likeliest.size(); ++i) {
+      logprobs.top.push_back({likeliest[i], int32_t(i) + 1, -1 - float(i)});
+    }
+    answer.completion.logprobs = {logprobs};
+    body.answers = {{answer}};
+    const JsonValue json = body.json();
+    for (const JsonValue& item : at(json, "choices.0.logprobs.top_logprobs.0")->items) {
+      EXPECT_FALSE(item.is_repeated);
+    }
+    return *at(json, "choices.0.logprobs.top_logprobs.0");
+  }
+  static std::string text_of(const JsonValue& json) {
+    std::string text;
+    EXPECT_TRUE(write_json(json, text).ok());
+    return text;
+  }
+  static int32_t id_of(std::string_view text) {
+    return test_tokenizer().encode(text, SpecialTokens::kPlainText).at(0);
+  }
+};
+
+TEST_F(TopLogprobs, TheTokenItselfIsAmongItsAlternatives) {
+  const int32_t a = id_of("a"), b = id_of("b"), c = id_of("c");
+  EXPECT_EQ(text_of(top_of(a, {b, c})), R"({"b": -1, "c": -2, "a": -3})");
+  EXPECT_EQ(text_of(top_of(a, {})), R"({"a": -3})");
+  EXPECT_EQ(text_of(top_of(c, {b, c})), R"({"b": -1, "c": -2})");
+}
+
+TEST_F(TopLogprobs, TokensOfTheSameTextHaveNamesOfTheirOwn) {
+  // Parts of characters: each alone is U+FFFD.
+  const std::vector<int32_t> parts = test_tokenizer().encode("🙂", SpecialTokens::kPlainText);
+  ASSERT_GE(parts.size(), 3u);
+  const std::string second = "token_id:" + std::to_string(parts[1]);
+  const std::string third = "token_id:" + std::to_string(parts[2]);
+  EXPECT_EQ(text_of(top_of(parts[0], {parts[1], parts[2]})),
+            "{\"" + second + "\": -1, \"" + third + "\": -2, \"\ufffd\": -3}")
+      << "the token's own name is the one in `tokens`";
+  EXPECT_EQ(text_of(top_of(id_of("a"), {parts[1], parts[2]})),
+            "{\"\ufffd\": -1, \"" + third + "\": -2, \"a\": -3}")
+      << "of others the likeliest has the text";
+}
+
 TEST(CompletionResponse, TokenIdsAreThereIfAskedFor) {
   Body body = Body::of_reply("</think>a", R"("return_token_ids": true)");
   EXPECT_EQ(body.shown("prompt_token_ids"), "[5, 6, 7]");

@@ -21,7 +21,10 @@ CompletionStream::CompletionStream(const CompletionRequest& request,
       context_(std::move(context)),
       tokens_(request, *context_.tokenizer),
       num_prompt_tokens_(num_tokens(prompts)),
-      choices_(prompts.size() * size_t(request.sampling.num_choices)) {}
+      choices_(prompts.size() * size_t(request.sampling.num_choices)) {
+  write_head(request_.endpoint, /*is_chunk=*/true, context_, head_);
+  head_.key("choices").begin_array();
+}
 
 void CompletionStream::add(size_t prompt_idx, const AnswerEvent& event, const Answer& answer,
                            std::string& out) {
@@ -121,19 +124,18 @@ void CompletionStream::add_text(size_t prompt_idx, int64_t index, const AnswerEv
     return;
   }
   if (event.text.empty() && !is_last) return;
-  const bool shows_prompt = request_.echo && !choice.has_begun;
+  const bool is_first = !std::exchange(choice.has_begun, true);
+  const bool shows_prompt = request_.echo && is_first;
   begin_chunk(index);
   json_.member("text", shows_prompt
                            ? tokens_.shown_text(prompts_[prompt_idx].token_ids) + event.text
                            : event.text);
-  choice.has_begun = true;
-  end_chunk(prompt_idx, choice, event, answer, {is_last, shows_prompt}, out);
+  end_chunk(prompt_idx, choice, event, answer, {is_first, is_last, shows_prompt}, out);
 }
 
 void CompletionStream::begin_chunk(int64_t index) {
-  json_.clear();
-  write_head(request_.endpoint, /*is_chunk=*/true, context_, json_);
-  json_.key("choices").begin_array().begin_object().member("index", index);
+  json_ = head_;
+  json_.begin_object().member("index", index);
 }
 
 void CompletionStream::write_logprobs(size_t prompt_idx, Choice& choice, bool shows_prompt) {
@@ -176,7 +178,7 @@ void CompletionStream::end_chunk(size_t prompt_idx, Choice& choice, const Answer
   if (request_.return_token_ids) {
     json_.member("token_ids", choice.token_ids);
     choice.token_ids.clear();
-    if (request_.endpoint == Endpoint::kCompletions) {
+    if (kind.is_first) {
       json_.member("prompt_token_ids", prompts_[prompt_idx].token_ids);
     }
   }
@@ -205,9 +207,8 @@ Usage CompletionStream::usage() const {
 
 void CompletionStream::finish(std::string& out) const {
   if (request_.include_usage) {
-    json_.clear();
-    write_head(request_.endpoint, /*is_chunk=*/true, context_, json_);
-    json_.key("choices").begin_array().end_array().key("usage");
+    json_ = head_;
+    json_.end_array().key("usage");
     write_usage(usage(), json_);
     json_.member("system_fingerprint", context_.system_fingerprint);
     write_event(json_.end_object(), out);

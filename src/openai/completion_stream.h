@@ -47,7 +47,8 @@ class CompletionStream {
   };
 
   struct ChunkKind {
-    bool is_last = false;       // of the choice: has its finish reason
+    bool is_first = false;      // of the choice: has the prompt's ids, if they are asked for
+    bool is_last = false;       // has its finish reason
     bool shows_prompt = false;  // in front of the text
   };
 
@@ -67,6 +68,7 @@ class CompletionStream {
   const TokenWriter tokens_;
   const int64_t num_prompt_tokens_;
   std::vector<Choice> choices_;  // those of the first prompt come first
+  JsonWriter head_;  // of every event, up to the first of its choices
   mutable JsonWriter json_;
 };
 

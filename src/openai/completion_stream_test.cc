@@ -239,6 +239,17 @@ TEST(CompletionStream, AStepThatSettlesNothingGivesNoChunkAndItsTokenComesWithTh
   EXPECT_EQ(at(events[1], "choices.0.logprobs.content")->items.size(), 2u);
 }
 
+TEST(CompletionStream, TheFirstChunkOfAChoiceAloneHasThePromptsIds) {
+  Stream stream(Endpoint::kCompletions, R"("return_token_ids": true)");
+  TestChoice choice(std::nullopt);
+  stream.add(choice.step(300, "a"), choice);
+  stream.add(choice.end(301, "b", FinishReason::kStop), choice);
+  EXPECT_THAT(shown(stream.all(), "choices.0.token_ids"), ElementsAre("[300]", "[301]"));
+  ASSERT_EQ(stream.all().size(), 2u);
+  EXPECT_EQ(openai::shown(stream.all()[0], "choices.0.prompt_token_ids"), "[5, 6, 7]");
+  EXPECT_EQ(at(stream.all()[1], "choices.0.prompt_token_ids"), nullptr);
+}
+
 TEST(CompletionStream, ReasoningAndAnswerOfOneStepAreTwoChunks) {
   Stream stream(Endpoint::kChatCompletions);
   TestChoice choice(ReplyStart::kReasoning);

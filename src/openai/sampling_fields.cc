@@ -10,16 +10,24 @@ namespace {
 
 using Kind = JsonValue::Kind;
 
-template <class T>
-Status read(const JsonNode& node, T& value) {
-  ASSIGN_OR_RETURN(const std::optional<T> number, read_number<T>(node));
-  if (number) value = *number;
+constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+
+Status read(const JsonNode& node, double& value) {
+  ASSIGN_OR_RETURN(const std::optional<double> number, read_number<double>(node));
+  value = number.value_or(value);
   return {};
 }
 
+// `least`, `most`: what any vocabulary and any context allow; validate() knows more.
 template <class T>
-Status read(const JsonNode& node, std::optional<T>& value) {
-  ASSIGN_OR_RETURN(const std::optional<T> number, read_number<T>(node));
+Status read_integer(const JsonNode& node, T least, T most, T& value) {
+  ASSIGN_OR_RETURN(const std::optional<T> number, read_number<T>(node, least, most));
+  value = number.value_or(value);
+  return {};
+}
+
+Status read_max_tokens(const JsonNode& node, int64_t least, std::optional<int64_t>& value) {
+  ASSIGN_OR_RETURN(const std::optional<int64_t> number, read_number<int64_t>(node, least));
   if (number) value = number;
   return {};
 }
@@ -47,13 +55,7 @@ Status read(const JsonNode& node, std::vector<std::string>& value) {
 
 Status read(const JsonNode& node, std::vector<int32_t>& value) {
   if (!node.given()) return {};
-  if (!node.is(Kind::kArray)) return refuse(node, "an array of token ids");
-  value.clear();
-  for (size_t i = 0; i < node.value->items.size(); ++i) {
-    ASSIGN_OR_RETURN(const std::optional<int32_t> id, read_number<int32_t>(node.at(i)));
-    if (!id) return refuse(node.at(i), "a token id");
-    value.push_back(*id);
-  }
+  ASSIGN_OR_RETURN(value, read_token_ids(node));
   return {};
 }
 
@@ -71,20 +73,21 @@ Status read_logit_bias(const JsonNode& node, std::vector<std::pair<int32_t, doub
     const JsonNode bias{&node.value->items[i], format(node.path, '.', key)};
     ASSIGN_OR_RETURN(const std::optional<double> number, read_number<double>(bias));
     if (!number) return refuse(bias, "a number");
-    biases.emplace_back(id, std::clamp(*number, -100.0, 100.0));
+    biases.emplace_back(id, std::clamp(*number, -kMaxLogitBias, kMaxLogitBias));
   }
   return {};
 }
 
 // Any 64 bits: a negative seed is the number with the same bits.
 Status read_seed(const JsonNode& node, std::optional<uint64_t>& seed) {
-  if (node.is(Kind::kNumber) && node.value->text.starts_with('-')) {
-    ASSIGN_OR_RETURN(const std::optional<int64_t> negative, read_number<int64_t>(node));
-    seed = uint64_t(*negative);
+  if (!node.given()) return {};
+  if (const Result<std::optional<int64_t>> number = read_number<int64_t>(node); number.has_value()) {
+    seed = uint64_t(*number.value());
     return {};
   }
-  ASSIGN_OR_RETURN(const std::optional<uint64_t> number, read_number<uint64_t>(node));
-  if (number) seed = number;
+  const Result<std::optional<uint64_t>> number = read_number<uint64_t>(node);
+  if (!number.has_value()) return refuse(node, kSeedRange);
+  seed = number.value();
   return {};
 }
 
@@ -101,10 +104,27 @@ std::vector<std::string> Fields::rest() const {
   return rest;
 }
 
-Status read_sampling(Fields& fields, SamplingFields& sampling) {
+Result<std::vector<int32_t>> read_token_ids(const JsonNode& node) {
+  constexpr std::string_view kExpected = "a token id";  // the vocabulary is not known here
+  if (!node.is(Kind::kArray)) return refuse(node, "an array of token ids");
+  std::vector<int32_t> ids;
+  for (size_t i = 0; i < node.value->items.size(); ++i) {
+    const Result<std::optional<int32_t>> id = read_number<int32_t>(node.at(i));
+    if (!id.has_value() || !id.value()) return refuse(node.at(i), kExpected);
+    ids.push_back(*id.value());
+  }
+  return ids;
+}
+
+Result<std::optional<int64_t>> read_logprobs(const JsonNode& node, int64_t most) {
+  if (most == -1) return read_number<int64_t>(node, -1);
+  return read_number<int64_t>(node, 0, most);
+}
+
+Status read_sampling(Fields& fields, SamplingFields& sampling, const SamplingLimits& limits) {
   SamplingParams& params = sampling.params;
   RETURN_IF_ERROR(read(fields.at("temperature"), params.temperature));
-  RETURN_IF_ERROR(read(fields.at("top_k"), params.top_k));
+  RETURN_IF_ERROR(read_integer<int64_t>(fields.at("top_k"), -1, kMost, params.top_k));
   RETURN_IF_ERROR(read(fields.at("top_p"), params.top_p));
   RETURN_IF_ERROR(read(fields.at("min_p"), params.min_p));
   RETURN_IF_ERROR(read(fields.at("presence_penalty"), params.presence_penalty));
@@ -127,27 +147,34 @@ Status read_sampling(Fields& fields, SamplingFields& sampling) {
   RETURN_IF_ERROR(read(fields.at("include_stop_str_in_output"), params.include_stop_str_in_output));
   RETURN_IF_ERROR(read(fields.at("ignore_eos"), params.ignore_eos));
   RETURN_IF_ERROR(read(fields.at("skip_special_tokens"), params.skip_special_tokens));
-  RETURN_IF_ERROR(read(fields.at("min_tokens"), params.min_tokens));
-  RETURN_IF_ERROR(read(fields.at("max_tokens"), params.max_tokens));
-  RETURN_IF_ERROR(read(fields.at("prompt_logprobs"), params.prompt_logprobs));
-  const JsonNode n = fields.at("n");
-  RETURN_IF_ERROR(read(n, sampling.num_choices));
-  if (sampling.num_choices < 1 || sampling.num_choices > kMaxChoices) {
-    return refuse(n, format("1 to ", kMaxChoices));
-  }
-  return {};
+  RETURN_IF_ERROR(read_integer<int64_t>(fields.at("min_tokens"), 0, kMost, params.min_tokens));
+  RETURN_IF_ERROR(
+      read_max_tokens(fields.at("max_tokens"), limits.least_max_tokens, params.max_tokens));
+  ASSIGN_OR_RETURN(const std::optional<int64_t> prompt_logprobs,
+                   read_logprobs(fields.at("prompt_logprobs"), limits.max_logprobs));
+  if (prompt_logprobs) params.prompt_logprobs = prompt_logprobs;
+  return read_integer<int32_t>(fields.at("n"), 1, kMaxChoices, sampling.num_choices);
 }
 
-Status read_max_completion_tokens(Fields& fields, SamplingParams& params) {
-  return read(fields.at("max_completion_tokens"), params.max_tokens);
+Status read_max_completion_tokens(Fields& fields, SamplingParams& params,
+                                  const SamplingLimits& limits) {
+  return read_max_tokens(fields.at("max_completion_tokens"), limits.least_max_tokens,
+                         params.max_tokens);
 }
 
-Result<std::optional<int64_t>> read_chat_logprobs(Fields& fields) {
+Result<std::optional<int64_t>> read_chat_logprobs(Fields& fields, const SamplingLimits& limits) {
   const JsonNode wanted = fields.at("logprobs"), top = fields.at("top_logprobs");
   ASSIGN_OR_RETURN(const bool is_wanted, read_bool(wanted, false));
-  ASSIGN_OR_RETURN(const std::optional<int64_t> count, read_number<int64_t>(top));
+  ASSIGN_OR_RETURN(const std::optional<int64_t> count, read_logprobs(top, limits.max_logprobs));
   if (count && *count != 0 && !is_wanted) return refuse_reason(top, "needs \"logprobs\": true");
   return is_wanted ? std::optional(count.value_or(0)) : std::nullopt;
+}
+
+Status read_chat_sampling(Fields& fields, SamplingFields& sampling) {
+  RETURN_IF_ERROR(read_sampling(fields, sampling));
+  RETURN_IF_ERROR(read_max_completion_tokens(fields, sampling.params));
+  ASSIGN_OR_RETURN(sampling.params.logprobs, read_chat_logprobs(fields));
+  return {};
 }
 
 }  // namespace millrace::openai

@@ -36,15 +36,32 @@ struct SamplingFields {
   int32_t num_choices = 1;
 };
 
-// Takes from the body what it gives and leaves the rest of `sampling` as it is. Log-probabilities
-// are not among these fields: each API has its own. Values are checked for their types here, and by
-// validate() in request/sampling_params.h for their range.
-Status read_sampling(Fields& fields, SamplingFields& sampling);
+// What differs between the APIs.
+struct SamplingLimits {
+  int64_t least_max_tokens = 0;
+  int64_t max_logprobs = -1;  // alternatives per token; -1: the whole vocabulary
+};
+
+// Takes from the body what it gives and leaves the rest of `sampling` as it is. Log-probabilities of
+// the answer are not among these fields: each API has its own. What needs no vocabulary and no
+// context to be refused is refused here, the rest by validate() in request/sampling_params.h.
+Status read_sampling(Fields& fields, SamplingFields& sampling, const SamplingLimits& limits = {});
 
 // Of Chat Completions: max_completion_tokens, which wins over max_tokens.
-Status read_max_completion_tokens(Fields& fields, SamplingParams& params);
+Status read_max_completion_tokens(Fields& fields, SamplingParams& params,
+                                  const SamplingLimits& limits = {});
+
+// A number of alternatives, up to `most` (-1: -1 and everything else).
+Result<std::optional<int64_t>> read_logprobs(const JsonNode& node, int64_t most);
 
 // Of Chat Completions: whether, and how many alternatives beside the token itself.
-Result<std::optional<int64_t>> read_chat_logprobs(Fields& fields);
+Result<std::optional<int64_t>> read_chat_logprobs(Fields& fields,
+                                                  const SamplingLimits& limits = {});
+
+// An array of them.
+Result<std::vector<int32_t>> read_token_ids(const JsonNode& node);
+
+// All of these of Chat Completions.
+Status read_chat_sampling(Fields& fields, SamplingFields& sampling);
 
 }  // namespace millrace::openai

@@ -1,14 +1,21 @@
 #include "openai/token_writer.h"
 
 #include <algorithm>
+#include <set>
 #include <string_view>
 
 #include "base/format.h"
 
 namespace millrace::openai {
 
+namespace {
+
+std::string id_text(int32_t id) { return format("token_id:", id); }
+
+}  // namespace
+
 std::string TokenWriter::token_text(int32_t id) const {
-  if (request_.return_tokens_as_token_ids) return format("token_id:", id);
+  if (request_.return_tokens_as_token_ids) return id_text(id);
   return id < tokenizer_.vocab_size() ? tokenizer_.decode({&id, 1}) : "";
 }
 
@@ -70,13 +77,28 @@ void TokenWriter::text_logprobs(std::span<const TextToken> tokens, int64_t& offs
       json.null();
       continue;
     }
-    json.begin_object();
-    for (const TokenLogprob& top : token.logprobs->top) {
-      json.member(token_text(top.token_id), top.logprob);
-    }
-    json.end_object();
+    top_logprobs(*token.logprobs, json);
   }
   json.end_array().end_object();
+}
+
+// The token itself has its text for a name, so that it is found under what `tokens` says; of others
+// with the same text the likeliest has it, and the rest are named by their ids: nothing is lost.
+void TokenWriter::top_logprobs(const TokenLogprobs& logprobs, JsonWriter& json) const {
+  const int32_t own_id = logprobs.token.token_id;
+  const std::string own_text = token_text(own_id);
+  std::set<std::string> taken{own_text};
+  bool has_own = false;
+  json.begin_object();
+  for (const TokenLogprob& top : logprobs.top) {
+    const bool is_own = top.token_id == own_id;
+    has_own |= is_own;
+    std::string text = is_own ? own_text : token_text(top.token_id);
+    if (!is_own && !taken.insert(text).second) text = id_text(top.token_id);
+    json.member(text, top.logprob);
+  }
+  if (!has_own) json.member(own_text, logprobs.token.logprob);
+  json.end_object();
 }
 
 void TokenWriter::prompt_logprobs(const TokenLogprobs& logprobs, JsonWriter& json) const {

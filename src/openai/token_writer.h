@@ -28,7 +28,8 @@ class TokenWriter {
   // Elements of `logprobs.content` of a chat.
   void chat_logprobs(std::span<const TokenLogprobs> tokens, JsonWriter& json) const;
 
-  // `logprobs` of completions. The first of all prompt tokens has none: null. `offset`: characters
+  // `logprobs` of completions, the token itself among its alternatives. The first of all prompt tokens
+  // has none: null. `offset`: characters
   // of the text before these tokens; moved on behind them.
   struct TextToken {
     int32_t id = 0;
@@ -43,6 +44,7 @@ class TokenWriter {
   bool is_shown(int32_t id) const;
   void chat_logprob(const TokenLogprob& logprob, JsonWriter& json) const;
   void prompt_logprob(const TokenLogprob& logprob, JsonWriter& json) const;
+  void top_logprobs(const TokenLogprobs& logprobs, JsonWriter& json) const;
 
   const CompletionRequest& request_;
   const Tokenizer& tokenizer_;

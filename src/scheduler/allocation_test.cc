@@ -1,40 +1,9 @@
 #include <gtest/gtest.h>
-#include <malloc.h>
 
-#include <cstdlib>
-#include <new>
 #include <random>
 
+#include "base/test_counted_allocations.h"
 #include "scheduler/test_driver.h"
-
-// This binary counts its allocations. Not inline: a compiler that sees through `delete` but not
-// through `new` takes them for a mismatched pair. AddressSanitizer brings its own of every form
-// that is not defined here, so forms that meet each other's memory are defined together.
-namespace {
-int64_t num_allocations = 0;
-int64_t num_live_bytes = 0;
-
-void* allocate(size_t size) {
-  void* p = std::malloc(size);
-  ++num_allocations;
-  if (p) num_live_bytes += int64_t(malloc_usable_size(p));
-  return p;
-}
-void release(void* p) {
-  if (p) num_live_bytes -= int64_t(malloc_usable_size(p));
-  std::free(p);
-}
-}  // namespace
-
-[[gnu::noinline]] void* operator new(size_t size) {
-  if (void* p = allocate(size)) return p;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void* operator new(size_t size, const std::nothrow_t&) noexcept {
-  return allocate(size);
-}
-[[gnu::noinline]] void operator delete(void* p) noexcept { release(p); }
-[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { release(p); }
 
 namespace millrace {
 namespace {
@@ -90,9 +59,9 @@ TEST(SchedulerMemory, StaysFlatOverManyLifetimes) {
     for (int i = 0; i < 10000; ++i) driver.event();
     driver.drain();
     if (driver.num_ended() < 10000) {
-      early_bytes = std::max(early_bytes, num_live_bytes);
+      early_bytes = std::max(early_bytes, num_live_bytes.load());
     } else {
-      most_bytes = std::max(most_bytes, num_live_bytes);
+      most_bytes = std::max(most_bytes, num_live_bytes.load());
     }
   }
   EXPECT_GT(early_bytes, 0);

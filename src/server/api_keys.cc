@@ -16,8 +16,7 @@ constexpr double kMinute = 60;
 constexpr int kMaxKeyPriority = 8;
 
 Status read_limit(const JsonNode& node, std::optional<int64_t>& limit) {
-  ASSIGN_OR_RETURN(limit, read_number<int64_t>(node));
-  if (limit && *limit < 1) return refuse(node, "at least 1");
+  ASSIGN_OR_RETURN(limit, read_number<int64_t>(node, 1));
   return {};
 }
 
@@ -36,12 +35,9 @@ Result<ApiKey> read_key(const JsonNode& entry) {
       read_limit(entry.at("max_concurrent_requests"), key.limits.max_concurrent_requests));
   RETURN_IF_ERROR(read_limit(entry.at("requests_per_minute"), key.limits.requests_per_minute));
   RETURN_IF_ERROR(read_limit(entry.at("tokens_per_minute"), key.limits.tokens_per_minute));
-  const JsonNode priority = entry.at("priority");
-  ASSIGN_OR_RETURN(const std::optional<int32_t> rank, read_number<int32_t>(priority));
+  ASSIGN_OR_RETURN(const std::optional<int32_t> rank,
+                   read_number<int32_t>(entry.at("priority"), -kMaxKeyPriority, kMaxKeyPriority));
   key.priority = rank.value_or(0);
-  if (key.priority < -kMaxKeyPriority || key.priority > kMaxKeyPriority) {
-    return refuse(priority, format(-kMaxKeyPriority, " to ", kMaxKeyPriority));
-  }
   for (const std::string& name : entry.value->keys) {
     if (name != "name" && name != "key" && name != "max_concurrent_requests" &&
         name != "requests_per_minute" && name != "tokens_per_minute" && name != "priority") {
@@ -67,10 +63,16 @@ Error over_limit(const ApiKey& key, std::string_view what, int64_t limit) {
 
 Result<std::vector<ApiKey>> parse_api_keys(std::string_view json) {
   ASSIGN_OR_RETURN(const JsonValue root, parse_json(json));
+  if (!root.is(Kind::kObject)) {
+    return Error{Code::kInvalidArgument, "found no object, expected {\"keys\": [...]}"};
+  }
   const JsonNode node{&root, ""};
-  RETURN_IF_ERROR(expect_object(node));
+  RETURN_IF_ERROR(refuse_repeated(node));
   const JsonNode list = node.at("keys");
-  if (!list.is(Kind::kArray)) return refuse(list, "an array of keys");
+  // A server without a key is open to everybody: nobody asks for that with a file of keys.
+  if (!list.is(Kind::kArray) || list.value->items.empty()) {
+    return refuse(list, "an array of at least one key");
+  }
   std::vector<ApiKey> keys;
   for (size_t i = 0; i < list.value->items.size(); ++i) {
     ASSIGN_OR_RETURN(ApiKey key, read_key(list.at(i)));

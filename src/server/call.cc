@@ -18,7 +18,7 @@ std::string anthropic_error_body(const openai::ApiError& error, const std::strin
   constexpr Row kTypes[] = {{401, "authentication_error"}, {403, "permission_error"},
                             {404, "not_found_error"},      {413, "request_too_large"},
                             {429, "rate_limit_error"},     {500, "api_error"},
-                            {503, "overloaded_error"}};
+                            {503, "overloaded_error"},     {505, "invalid_request_error"}};
   const char* type = error.status >= 500 ? "api_error" : "invalid_request_error";
   for (const Row& row : kTypes) {
     if (row.status == error.status) type = row.type;
@@ -74,7 +74,7 @@ bool is_request_id(std::string_view text) {
 net::Headers common_headers(const ServerContext& context, const net::HttpRequest* request,
                             const std::string& request_id) {
   net::Headers headers;
-  headers.emplace_back("X-Request-Id", request_id);
+  headers.emplace_back(kRequestIdHeader, request_id);
   add_cors(context.options.cors, request, headers);
   return headers;
 }

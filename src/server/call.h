@@ -3,6 +3,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "net/http_server.h"
 #include "openai/completion_response.h"
@@ -23,6 +25,7 @@ class Call {
   const net::HttpRequest& request() const { return exchange_->request(); }
   const std::string& path() const { return path_; }  // without the root path, aliases resolved
   const std::string& id() const { return id_; }      // the client's, or one of our own
+  void set_id(std::string id) { id_ = std::move(id); }  // the client's, from the body
   net::HttpExchange& exchange() { return *exchange_; }
   ServerContext& context() { return context_; }
 
@@ -48,6 +51,7 @@ net::HttpResponse error_response(const ServerContext& context, const net::HttpRe
                                  const std::string& request_id, ApiFamily family,
                                  const openai::ApiError& error);
 
+inline constexpr std::string_view kRequestIdHeader = "X-Request-Id";
 std::string make_request_id();
 // Visible ASCII, 1 to 128.
 bool is_request_id(std::string_view text);

@@ -14,6 +14,7 @@ namespace millrace {
 namespace {
 
 constexpr size_t kMaxUnsentBytes = size_t(256) << 10;  // beyond, the engine rests
+constexpr int64_t kMaxAnswers = 4096;                  // of one request
 constexpr size_t kBytesPerToken = 4;                   // about, to estimate a body's tokens
 
 double seconds(std::chrono::steady_clock::duration duration) {
@@ -68,6 +69,7 @@ void CompletionCall::start(std::unique_ptr<Call> call, openai::Endpoint endpoint
   const auto self =
       std::make_shared<CompletionCall>(std::move(call), endpoint, std::move(ticket.value()));
   context.open_calls.emplace(self->call_->id(), self.get());
+  self->ready_id_ = context.ready->add(self);
   net::HttpExchange& exchange = self->call_->exchange();
   // The exchange keeps the call: it lives for as long as somebody waits for its answer.
   exchange.on_close([self] { self->on_client_gone(); });
@@ -95,7 +97,10 @@ void CompletionCall::prepare(std::string body) {
   context_.loop.post([self = shared_from_this(), error] {
     if (self->state_ == State::kEnded) {
       self->streams_.clear();  // the client went meanwhile
-    } else if (error) {
+      return;
+    }
+    self->take_id();
+    if (error) {
       self->fail(*error);
     } else {
       self->begin();
@@ -106,12 +111,21 @@ void CompletionCall::prepare(std::string body) {
 std::optional<openai::ApiError> CompletionCall::read_request(const std::string& body) {
   const Result<JsonValue> json = parse_json(body);
   if (!json.has_value()) return openai::invalid_json(json.error());
+  // Also for what is refused.
+  const JsonValue* id = json.value().find("request_id");
+  if (id != nullptr && id->is(JsonValue::Kind::kString) && is_request_id(id->text)) {
+    response_.id = id->text;
+  }
   openai::RequestLimits limits;
   limits.max_logprobs = context_.options.max_logprobs;
   Result<openai::CompletionRequest> request = openai::parse_completion_request(
       endpoint_, json.value(), context_.llm.default_sampling(), limits);
   if (!request.has_value()) return openai::api_error(request.error());
   request_ = std::move(request.value());
+  if (!request_.request_id.empty() && !is_request_id(request_.request_id)) {
+    return openai::api_error({Code::kInvalidArgument,
+                              "request_id: expected 1 to 128 visible ASCII characters"});
+  }
   const std::vector<std::string>& names = context_.options.served_model_names;
   if (!is_served(names, request_.model)) {
     return openai::model_not_found(request_.model, names.front());
@@ -125,7 +139,7 @@ std::optional<openai::ApiError> CompletionCall::read_request(const std::string& 
 std::optional<openai::ApiError> CompletionCall::submit() {
   const Result<std::optional<double>> timeout_ms = read_timeout(call_->request());
   if (!timeout_ms.has_value()) return openai::api_error(timeout_ms.error());
-  response_.id = call_->id();
+  if (response_.id.empty()) response_.id = call_->id();
   response_.created = std::time(nullptr);
   response_.model =
       request_.model.empty() ? context_.options.served_model_names.front() : request_.model;
@@ -137,9 +151,16 @@ std::optional<openai::ApiError> CompletionCall::submit() {
                               format("prompt: found ", prompts_.size(), " prompts, expected at most ",
                                      *most, ", as many as the server takes at a time")});
   }
+  const int64_t num_choices = request_.sampling.num_choices;
+  if (int64_t(prompts_.size()) * num_choices > kMaxAnswers) {
+    return openai::api_error({Code::kInvalidArgument,
+                              format("n: found ", num_choices, " answers to each of ",
+                                     prompts_.size(), " prompts, expected at most ", kMaxAnswers,
+                                     " answers of one request")});
+  }
   for (const Prompt& prompt : prompts_) {
     AnswerRequest answer = openai::make_answer_request(request_, prompt, context_.llm);
-    answer.request_id = call_->id();
+    answer.request_id = response_.id;
     answer.timeout_ms = timeout_ms.value();
     if (call_->key_idx) {
       const ApiKey& key = context_.keys.key(*call_->key_idx);
@@ -153,7 +174,7 @@ std::optional<openai::ApiError> CompletionCall::submit() {
                                                                  remaining));
     }
     Result<std::unique_ptr<AnswerStream>> stream = context_.llm.submit(
-        std::move(answer), [weak = weak_from_this(), ready = context_.ready] { ready->push(weak); });
+        std::move(answer), [id = ready_id_, ready = context_.ready] { ready->push(id); });
     if (!stream.has_value()) {
       streams_.clear();
       return openai::api_error(stream.error());
@@ -177,9 +198,18 @@ void CompletionCall::write_body() {
 
 // ---- On the network's thread.
 
+// The one of the body, if there is one.
+void CompletionCall::take_id() {
+  if (response_.id.empty() || response_.id == call_->id()) return;
+  forget();
+  call_->set_id(response_.id);
+  context_.open_calls.emplace(call_->id(), this);
+}
+
 void CompletionCall::begin() {
   state_ = State::kReading;
   choices_.resize(prompts_.size() * size_t(request_.sampling.num_choices));
+  has_event_.resize(prompts_.size());
   ticket_.correct(openai::num_tokens(prompts_));
   if (is_aborted_) {
     for (const auto& stream : streams_) stream->cancel();
@@ -212,9 +242,12 @@ void CompletionCall::read_events() {
     while (true) {
       if (out.size() + exchange.num_pending_bytes() > kMaxUnsentBytes) {
         // Nobody reads: what the engine makes meanwhile waits there, and then it rests.
-        context_.metrics.on_slow_reader();
+        if (!std::exchange(is_held_up_, true)) context_.metrics.on_slow_reader();
         exchange.on_drained([weak = weak_from_this()] {
-          if (const auto self = weak.lock()) self->read_events();
+          const auto self = weak.lock();
+          if (!self) return;
+          self->is_held_up_ = false;
+          self->read_events();
         });
         send(out);
         return;
@@ -223,7 +256,7 @@ void CompletionCall::read_events() {
       if (event == nullptr) break;
       if (event->step.error) {
         if (!out.empty()) send(out);
-        fail(openai::api_error(*event->step.error));
+        fail(engine_error(*event->step.error));
         return;
       }
       take(i, *event, out);
@@ -231,12 +264,17 @@ void CompletionCall::read_events() {
     is_finished = is_finished && streams_[i]->is_finished();
   }
   if (!out.empty()) send(out);
-  if (is_finished) finish();
+  if (is_finished) {
+    finish();
+  } else {
+    exchange.flush();  // others come behind it in this turn
+  }
 }
 
 void CompletionCall::take(size_t prompt_idx, const AnswerEvent& event, std::string& out) {
   const Clock::time_point now = Clock::now();
   if (!first_event_) first_event_ = now;
+  has_event_[prompt_idx] = true;
   const StreamEvent& step = event.step;
   const size_t index =
       prompt_idx * size_t(request_.sampling.num_choices) + size_t(event.choice_idx);
@@ -302,6 +340,21 @@ void CompletionCall::finish() {
   context_.workers.post([self = shared_from_this()] { self->write_body(); });
 }
 
+// What is the request's own fault is told as it is. What else goes wrong names files of this host, so
+// the log has it, and the client what to ask for there.
+openai::ApiError CompletionCall::engine_error(const Error& error) {
+  if (error.code == Code::kInvalidArgument || error.code == Code::kExhausted) {
+    return openai::api_error(error);
+  }
+  context_.log.write(LogLevel::kError, "the engine failed at a request",
+                     {{"request_id", call_->id()}, {"reason", error.message}});
+  openai::ApiError api;
+  api.status = 500, api.type = "server_error";
+  api.message = format("the engine failed at this request (", code_name(error.code),
+                       "); the server's log says more under request id ", call_->id());
+  return api;
+}
+
 void CompletionCall::fail(const openai::ApiError& error) {
   if (error.status == 503) context_.metrics.on_rejection("overloaded");
   if (has_headers_) {
@@ -325,6 +378,13 @@ void CompletionCall::abort() {
   } else if (state_ == State::kPreparing) {
     is_aborted_ = true;  // begin() will see it
   }
+}
+
+double CompletionCall::waiting_s() const {
+  if (state_ != State::kPreparing && state_ != State::kReading) return 0;
+  const bool has_begun = !has_event_.empty() &&
+                         std::find(has_event_.begin(), has_event_.end(), false) == has_event_.end();
+  return has_begun ? 0 : seconds(Clock::now() - arrival_);
 }
 
 void CompletionCall::on_client_gone() {
@@ -354,16 +414,17 @@ RequestTimes CompletionCall::times() const {
   return times;
 }
 
+void CompletionCall::forget() {
+  auto [first, last] = context_.open_calls.equal_range(call_->id());
+  while (first != last && first->second != this) ++first;
+  if (first != last) context_.open_calls.erase(first);
+}
+
 void CompletionCall::end(bool is_served) {
   state_ = State::kEnded;
   keep_alive_ = {};
-  auto [first, last] = context_.open_calls.equal_range(call_->id());
-  for (; first != last; ++first) {
-    if (first->second == this) {
-      context_.open_calls.erase(first);
-      break;
-    }
-  }
+  forget();
+  context_.ready->remove(ready_id_);
   ticket_.leave();
   const bool is_known = !choices_.empty();  // otherwise a worker may be writing it
   const int64_t num_prompt_tokens = is_known ? openai::num_tokens(prompts_) : 0;
@@ -392,7 +453,7 @@ void CompletionCall::end(bool is_served) {
   json.begin_object().member("time", int64_t(std::time(nullptr))).member("key", key_name);
   json.member("request_id", call_->id()).member("path", call_->path());
   json.member("model", is_known ? response_.model : "");
-  json.member("user", is_known ? request_.user : "");
+  json.member("user", is_known ? shortened(request_.user) : "");
   json.member("prompt_tokens", num_prompt_tokens).member("completion_tokens", num_output_tokens);
   json.member("served", is_served).member("seconds", seconds(Clock::now() - arrival_));
   context_.write_usage(json.end_object().text());

@@ -24,6 +24,7 @@
 #include "server/admission.h"
 #include "server/call.h"
 #include "server/metrics.h"
+#include "server/ready_queue.h"
 
 namespace millrace {
 
@@ -37,6 +38,9 @@ class CompletionCall : public std::enable_shared_from_this<CompletionCall> {
 
   // Takes what the engine has brought. Network's thread.
   void read_events();
+  // How long, if the engine has not taken it up; else 0.
+  double waiting_s() const;
+  const std::optional<size_t>& key_idx() const { return call_->key_idx; }
   // Every choice ends with finish reason "abort", and so does the answer.
   void abort();
 
@@ -65,9 +69,12 @@ class CompletionCall : public std::enable_shared_from_this<CompletionCall> {
 
   // On the network's thread.
   void begin();
+  void take_id();
+  void forget();  // no longer to be found by its id
   void take(size_t prompt_idx, const AnswerEvent& event, std::string& out);
   void send(const std::string& out);
   void finish();
+  openai::ApiError engine_error(const Error& error);
   void fail(const openai::ApiError& error);
   void on_client_gone();
   void count_unfinished(std::string_view finished_reason);
@@ -79,6 +86,7 @@ class CompletionCall : public std::enable_shared_from_this<CompletionCall> {
   ServerContext& context_;
   const openai::Endpoint endpoint_;
   Admission::Ticket ticket_;
+  ReadyQueue::Id ready_id_ = 0;
   const Clock::time_point arrival_ = Clock::now();
 
   // See State.
@@ -92,6 +100,8 @@ class CompletionCall : public std::enable_shared_from_this<CompletionCall> {
   State state_ = State::kPreparing;
   bool is_aborted_ = false;  // before there was anything to abort
   bool has_headers_ = false;  // of a streamed answer
+  bool is_held_up_ = false;   // by a reader who does not read
+  std::vector<bool> has_event_;  // of each prompt: the engine has taken it up
   std::optional<Clock::time_point> first_event_, first_token_, last_token_;
   std::vector<ChoiceTimes> choices_;
   net::EventLoop::Timer keep_alive_;

@@ -7,6 +7,7 @@
 #include <spdlog/async_logger.h>
 #include <spdlog/sinks/stdout_sinks.h>
 
+#include "base/format.h"
 #include "chat/json_writer.h"
 
 namespace millrace {
@@ -30,6 +31,14 @@ spdlog::level::level_enum level_of_environment() {
 }
 
 }  // namespace
+
+std::string shortened(std::string_view text) {
+  constexpr size_t kMostBytes = 1024;
+  if (text.size() <= kMostBytes) return std::string(text);
+  size_t end = kMostBytes;
+  while (end > 0 && (uint8_t(text[end]) & 0xc0) == 0x80) --end;  // not inside a character
+  return format(text.substr(0, end), "... (", text.size(), " bytes)");
+}
 
 struct Log::Impl {
   std::shared_ptr<spdlog::details::thread_pool> writer;
@@ -60,7 +69,10 @@ void Log::write(LogLevel level, std::string_view message, const Fields& fields) 
   if (impl_->json) {
     JsonWriter json;
     json.begin_object().member("message", message);
-    for (const auto& [name, value] : fields) json.member(name, value);
+    for (const auto& [name, value] : fields) {
+      json.key(name);
+      std::visit([&](const auto& content) { json.value(content); }, value.content);
+    }
     line = json.end_object().text();
     line = line.substr(1, line.size() - 2);  // the pattern has the braces
   } else {
@@ -69,7 +81,7 @@ void Log::write(LogLevel level, std::string_view message, const Fields& fields) 
       line += ' ';
       line += name;
       line += '=';
-      line += value;
+      std::visit([&](const auto& content) { line += format(content); }, value.content);
     }
     // One line is one event, whatever a client sent.
     for (char& c : line) {

@@ -128,8 +128,23 @@ Metrics::Metrics(const MetricsOptions& options)
   blocks_used_ = own_gauge("kv_blocks_used", "Blocks of the cache in use.");
   in_place_ = own_gauge("engine_in_place_seconds",
                         "How long the engine's step has been where it is; 0 when it waits.");
-  const auto own_counter = [&](std::string_view name, const char* help) {
-    return &prometheus::BuildCounter().Name(own(name)).Help(help).Register(registry_).Add(common_);
+  oldest_waiting_ = own_gauge("oldest_waiting_request_seconds",
+                              "How long the request has waited that waits longest.");
+  const auto start_gauge = [&](const char* phase) {
+    return &prometheus::BuildGauge()
+                .Name(own("startup_seconds"))
+                .Help("What starting took, by phase.")
+                .Register(registry_)
+                .Add(with_common({{"phase", phase}}));
+  };
+  start_engine_ = start_gauge("engine");
+  start_total_ = start_gauge("total");
+  const auto own_counter = [&](std::string_view name, const char* help, Labels labels = {}) {
+    return &prometheus::BuildCounter()
+                .Name(own(name))
+                .Help(help)
+                .Register(registry_)
+                .Add(with_common(std::move(labels)));
   };
   steps_ = own_counter("engine_steps_total", "Steps of the engine.");
   prefill_rows_ = own_counter("prefill_rows_total", "Rows of prompts in those steps.");
@@ -138,6 +153,28 @@ Metrics::Metrics(const MetricsOptions& options)
   step_seconds_ = own_counter("engine_step_seconds_total", "Time in steps.");
   region_seconds_ = own_counter("engine_region_seconds_total",
                                 "Of that, with all threads of the engine at work.");
+  const auto phase_counter = [&](const char* phase) {
+    return own_counter("engine_phase_seconds_total", "Time in steps, by phase.",
+                       {{"phase", phase}});
+  };
+  plan_seconds_ = phase_counter("plan");
+  run_seconds_ = phase_counter("run");
+  commit_seconds_ = phase_counter("commit");
+  engram_reads_ = own_counter("engram_reads_total", "Rows of Engram tables that were read.");
+  engram_bytes_ = own_counter("engram_read_bytes_total", "Bytes of those rows.");
+  expert_cache_ = own_gauge("expert_cache_bytes",
+                            "Memory for experts that are read from the disk; 0: they are mapped.");
+  const auto lookup_counter = [&](const char* outcome) {
+    return own_counter("expert_cache_lookups_total", "Experts asked of the cache, by outcome.",
+                       {{"outcome", outcome}});
+  };
+  expert_hits_ = lookup_counter("hit");
+  expert_misses_ = lookup_counter("miss");
+  expert_bytes_ = own_counter("expert_read_bytes_total", "Bytes of experts read from the disk.");
+  expert_wait_ = own_counter("expert_wait_seconds_total",
+                             "Time in steps in which no expert asked for had come.");
+  unread_answers_ = own_counter("unread_answers_total",
+                                "Answers that were cut off because their client took nothing.");
   slow_readers_ = own_counter("slow_reader_pauses_total",
                               "Times that an answer waited for its reader.");
   empty_answers_ = own_counter("empty_answers_total",
@@ -323,7 +360,13 @@ void Metrics::on_http(const std::string& handler, std::string_view method, int s
   http_requests_->Add(labels).Increment();
 }
 
-void Metrics::set(const SchedulerStats& stats, const EngineCounters& counters, double in_place_s) {
+void Metrics::on_start(double engine_s, double total_s) {
+  start_engine_->Set(engine_s);
+  start_total_->Set(total_s);
+}
+
+void Metrics::set(const SchedulerStats& stats, const EngineCounters& counters,
+                  const EngineInfo& info) {
   running_->Set(double(stats.num_running_requests));
   waiting_->Set(double(stats.num_waiting_requests));
   waiting_for_room_->Set(double(stats.num_waiting_requests));
@@ -331,7 +374,6 @@ void Metrics::set(const SchedulerStats& stats, const EngineCounters& counters, d
   const int64_t used = stats.num_blocks - stats.num_free_blocks;
   blocks_used_->Set(double(used));
   kv_usage_->Set(stats.num_blocks == 0 ? 0 : double(used) / double(stats.num_blocks));
-  in_place_->Set(in_place_s);
   follow(*preemptions_, double(stats.num_preemptions));
   follow(*computed_tokens_, double(stats.num_prompt_tokens));
   follow(*steps_, double(stats.num_steps));
@@ -340,6 +382,17 @@ void Metrics::set(const SchedulerStats& stats, const EngineCounters& counters, d
   follow(*recomputed_rows_, double(stats.num_recomputed_rows));
   follow(*step_seconds_, double(counters.step_ns) * 1e-9);
   follow(*region_seconds_, double(counters.region_ns) * 1e-9);
+  follow(*plan_seconds_, double(counters.plan_ns) * 1e-9);
+  follow(*run_seconds_, double(counters.step_ns - counters.plan_ns - counters.commit_ns) * 1e-9);
+  follow(*commit_seconds_, double(counters.commit_ns) * 1e-9);
+  follow(*engram_reads_, double(counters.num_rows * info.engram_reads_per_row));
+  follow(*engram_bytes_, double(counters.num_rows * info.engram_bytes_per_row));
+  const ExpertReads& reads = counters.expert_reads;
+  expert_cache_->Set(double(reads.cache_bytes));
+  follow(*expert_hits_, double(reads.num_hits));
+  follow(*expert_misses_, double(reads.num_misses));
+  follow(*expert_bytes_, double(reads.num_bytes));
+  follow(*expert_wait_, double(reads.wait_ns) * 1e-9);
   std::vector<double> steps;
   for (size_t i = 0; i < counters.num_steps_by_rows.size(); ++i) {
     steps.push_back(double(counters.num_steps_by_rows[i] - observed_.num_steps_by_rows[i]));
@@ -362,8 +415,10 @@ void Metrics::set_process() {
   follow(*cpu_seconds_, process.cpu_s);
 }
 
-std::string Metrics::text(const Engine& engine, bool open_metrics) {
-  set(engine.stats(), engine.counters(), engine.health().in_place_ms.value_or(0) / 1000);
+std::string Metrics::text(const Engine& engine, double oldest_waiting_s, bool open_metrics) {
+  set(engine.stats(), engine.counters(), engine.info());
+  in_place_->Set(engine.health().in_place_ms.value_or(0) / 1000);
+  oldest_waiting_->Set(oldest_waiting_s);
   set_process();
   const std::vector<prometheus::MetricFamily> families = registry_.Collect();
   if (open_metrics) return open_metrics_text(families);

@@ -61,9 +61,12 @@ class Metrics {
   void on_http(const std::string& handler, std::string_view method, int status, double seconds,
                size_t request_bytes, size_t response_bytes);
   void on_slow_reader() { slow_readers_->Increment(); }
+  void on_unread_answer() { unread_answers_->Increment(); }
+  void on_start(double engine_s, double total_s);  // what opening it took, and all of it
 
   // As GET /metrics answers. `open_metrics`: in that format, as its scrapers ask for.
-  std::string text(const Engine& engine, bool open_metrics);
+  //   oldest_waiting_s  how long a request has waited that the engine has not taken up; 0: none
+  std::string text(const Engine& engine, double oldest_waiting_s, bool open_metrics);
 
   // Of the last requests that were served.
   struct Recent {
@@ -80,7 +83,7 @@ class Metrics {
   prometheus::Gauge& gauge(const std::string& name, const std::string& help, Labels labels = {});
   prometheus::Histogram& histogram(const std::string& name, const std::string& help,
                                    const std::vector<double>& buckets, Labels labels = {});
-  void set(const SchedulerStats& stats, const EngineCounters& counters, double in_place_s);
+  void set(const SchedulerStats& stats, const EngineCounters& counters, const EngineInfo& info);
   void set_process();
   void add_http_series();
   void add_series_of_parts_to_come();
@@ -91,11 +94,14 @@ class Metrics {
 
   // As the engine says when it is asked.
   prometheus::Gauge *running_, *waiting_, *waiting_for_room_, *kv_usage_, *paused_, *blocks_used_,
-      *in_place_;
+      *in_place_, *oldest_waiting_, *start_engine_, *start_total_, *expert_cache_;
   prometheus::Counter *preemptions_, *computed_tokens_, *steps_, *prefill_rows_, *decode_rows_,
-      *recomputed_rows_, *step_seconds_, *region_seconds_;
+      *recomputed_rows_, *step_seconds_, *region_seconds_, *plan_seconds_, *run_seconds_,
+      *commit_seconds_, *engram_reads_, *engram_bytes_, *expert_hits_, *expert_misses_,
+      *expert_bytes_, *expert_wait_;
   // As they happen.
-  prometheus::Counter *prompt_tokens_, *generation_tokens_, *slow_readers_, *empty_answers_;
+  prometheus::Counter *prompt_tokens_, *generation_tokens_, *slow_readers_, *empty_answers_,
+      *unread_answers_;
   std::map<std::string, prometheus::Counter*, std::less<>> finished_, rejections_;
   std::map<std::pair<bool, bool>, prometheus::Counter*> tool_calls_;  // streamed, with calls
   prometheus::Histogram *ttft_, *itl_, *time_per_token_, *e2e_, *queue_, *prefill_, *decode_,

@@ -7,10 +7,12 @@
 #include <deque>
 #include <utility>
 
+#include "base/distribution.h"
 #include "base/format.h"
 #include "chat/json_writer.h"
 #include "chat/request_parser.h"
 #include "engine/watchdog.h"
+#include "server/completion_call.h"
 #include "server/context.h"
 #include "server/routes.h"
 #include "server/web_files.h"
@@ -63,20 +65,16 @@ void write_cpu(const ServerContext& context, JsonWriter& json) {
   json.member("engine_ns", process_ns - network_ns - workers_ns).end_object();
 }
 
-// The value that a part q of them does not exceed: linear between order statistics.
 void write_percentiles(const std::deque<double>& values, JsonWriter& json) {
-  std::vector<double> sorted(values.begin(), values.end());
-  std::sort(sorted.begin(), sorted.end());
+  const Distribution d = distribution({values.begin(), values.end()});
   json.begin_object();
-  for (const auto& [name, q] : {std::pair{"p50", 0.5}, {"p90", 0.9}, {"p99", 0.99}}) {
+  for (const auto& [name, value] : {std::pair{"p50", d.p50}, {"p90", d.p90}, {"p99", d.p99}}) {
     json.key(name);
-    if (sorted.empty()) {
+    if (values.empty()) {
       json.null();
-      continue;
+    } else {
+      json.value(value);
     }
-    const double rank = q * double(sorted.size() - 1);
-    const size_t below = size_t(rank), above = std::min(below + 1, sorted.size() - 1);
-    json.value(sorted[below] + (rank - double(below)) * (sorted[above] - sorted[below]));
   }
   json.end_object();
 }
@@ -154,7 +152,12 @@ void load(std::unique_ptr<Call> call) {
 
 void metrics(std::unique_ptr<Call> call) {
   const bool open_metrics = accepts(call->request(), "application/openmetrics-text");
-  std::string text = call->context().metrics.text(call->context().llm.engine(), open_metrics);
+  ServerContext& context = call->context();
+  double oldest_waiting_s = 0;
+  for (const auto& [id, open] : context.open_calls) {
+    oldest_waiting_s = std::max(oldest_waiting_s, open->waiting_s());
+  }
+  std::string text = context.metrics.text(context.llm.engine(), oldest_waiting_s, open_metrics);
   call->respond(200,
                 open_metrics ? "application/openmetrics-text; version=1.0.0; charset=utf-8"
                              : "text/plain; version=0.0.4; charset=utf-8",
@@ -177,7 +180,9 @@ void server_info(std::unique_ptr<Call> call) {
   json.member("isa", info.isa).member("threads", info.num_threads);
   json.member("max_model_len", engine.max_model_len()).member("max_num_seqs", info.max_num_seqs);
   json.member("vocab_size", engine.vocab_size()).member("mapped_bytes", info.mapped_bytes);
-  json.member("copied_bytes", info.copied_bytes).member("kv_bytes", info.kv_bytes).end_object();
+  json.member("copied_bytes", info.copied_bytes).member("kv_bytes", info.kv_bytes);
+  json.member("expert_reads", info.expert_reads);
+  json.member("expert_cache_bytes", engine.counters().expert_reads.cache_bytes).end_object();
   json.key("server").begin_object().member("host", options.host).member("port", options.port);
   json.member("unix_socket", options.unix_socket).member("root_path", options.root_path);
   json.member("tls", options.tls.has_value());
@@ -245,6 +250,11 @@ void engine_stats(std::unique_ptr<Call> call) {
   json.key("steps").begin_object().member("count", counters.num_steps);
   json.member("rows", counters.num_rows).member("step_ns", counters.step_ns);
   json.member("region_ns", counters.region_ns).end_object();
+  const ExpertReads& reads = counters.expert_reads;
+  json.key("expert_cache").begin_object().member("reads", info.expert_reads);
+  json.member("bytes", reads.cache_bytes).member("hits", reads.num_hits);
+  json.member("misses", reads.num_misses).member("bytes_read", reads.num_bytes);
+  json.member("wait_ns", reads.wait_ns).end_object();
   write_cpu(context, json);
   json.key("experts").begin_array();
   const ExpertLoad load = engine.expert_load();

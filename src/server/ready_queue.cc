@@ -6,11 +6,18 @@
 
 namespace millrace {
 
-void ReadyQueue::push(std::weak_ptr<CompletionCall> call) {
+ReadyQueue::Id ReadyQueue::add(std::weak_ptr<CompletionCall> call) {
+  calls_.emplace(next_id_, std::move(call));
+  return next_id_++;
+}
+
+void ReadyQueue::remove(Id id) { calls_.erase(id); }
+
+void ReadyQueue::push(Id id) {
   const std::lock_guard lock(mutex_);
   if (loop_ == nullptr) return;
-  calls_.push_back(std::move(call));
-  if (calls_.size() == 1) loop_->post([self = shared_from_this()] { self->serve(); });
+  ready_.push_back(id);
+  if (ready_.size() == 1) loop_->post([self = shared_from_this()] { self->serve(); });
 }
 
 void ReadyQueue::close() {
@@ -21,10 +28,12 @@ void ReadyQueue::close() {
 void ReadyQueue::serve() {
   {
     const std::lock_guard lock(mutex_);
-    serving_.swap(calls_);
+    serving_.swap(ready_);
   }
-  for (const std::weak_ptr<CompletionCall>& weak : serving_) {
-    if (const std::shared_ptr<CompletionCall> call = weak.lock()) call->read_events();
+  for (const Id id : serving_) {
+    const auto found = calls_.find(id);
+    if (found == calls_.end()) continue;
+    if (const std::shared_ptr<CompletionCall> call = found->second.lock()) call->read_events();
   }
   serving_.clear();
 }

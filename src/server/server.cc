@@ -3,8 +3,10 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
 #include <utility>
 
@@ -15,6 +17,7 @@
 #include "server/completion_call.h"
 #include "server/context.h"
 #include "server/handover.h"
+#include "server/process_stats.h"
 #include "server/routes.h"
 
 namespace millrace {
@@ -38,7 +41,9 @@ class LineFile {
  public:
   static Result<std::unique_ptr<LineFile>> open(const std::string& path) {
     std::FILE* file = std::fopen(path.c_str(), "ae");
-    if (file == nullptr) return Error{Code::kUnavailable, format(path, ": cannot be written")};
+    if (file == nullptr) {
+      return Error{Code::kUnavailable, format(path, ": cannot be written: ", std::strerror(errno))};
+    }
     return std::unique_ptr<LineFile>(new LineFile(file));
   }
   ~LineFile() { std::fclose(file_); }
@@ -58,17 +63,23 @@ int64_t modified_ns(const std::string& path) {
   return int64_t(info.st_mtim.tv_sec) * 1'000'000'000 + info.st_mtim.tv_nsec;
 }
 
+std::string lower(std::string text) {
+  for (char& c : text) c = char(c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c);
+  return text;
+}
+
 bool is_json(const net::HttpRequest& request) {
   const std::string* type = request.header("content-type");
   if (type == nullptr) return false;
-  std::string name = type->substr(0, type->find(';'));
+  std::string name = lower(type->substr(0, type->find(';')));
   while (!name.empty() && name.back() == ' ') name.pop_back();
-  for (char& c : name) c = char(c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c);
   return name == "application/json" || name.ends_with("+json");
 }
 
 bool is_loopback(std::string_view host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
+  const bool is_of_net_127 =  // 127.0.0.1.example is a name like any other
+      host.starts_with("127.") && host.find_first_not_of("0123456789.") == host.npos;
+  return host == "localhost" || host == "::1" || is_of_net_127;
 }
 
 // The name in a Host header, without port and brackets.
@@ -84,11 +95,20 @@ bool is_own_name(std::string_view name, const std::vector<std::string>& allowed)
   return std::any_of(allowed.begin(), allowed.end(), is_allowed);
 }
 
+// Bodies are read as they come.
+bool has_coding(const net::HttpRequest& request) {
+  return std::any_of(request.headers.begin(), request.headers.end(), [](const auto& header) {
+    return header.first == "content-encoding" && !header.second.empty() &&
+           lower(header.second) != "identity";
+  });
+}
+
 std::string http_error_type(int status) {
   switch (status) {
     case 404: return "not_found_error";
     case 501: return "not_implemented_error";
     case 503: return "service_unavailable_error";
+    case 505: return "invalid_request_error";  // of HTTP itself: the client's, as 400 is
     default: return status >= 500 ? "server_error" : "invalid_request_error";
   }
 }
@@ -135,6 +155,10 @@ struct Server::Impl {
   void on_done(const net::HttpRequest& request, const net::ExchangeRecord& record);
   std::optional<openai::ApiError> refuse(const net::HttpRequest& request, const std::string& path,
                                          const FoundRoute& found, std::optional<size_t>& key_idx);
+  // As an answer.
+  std::optional<net::HttpResponse> refusal(const net::HttpRequest& request,
+                                           const std::string& path, const FoundRoute& found,
+                                           std::optional<size_t>& key_idx);
 
   Status listen();
   Status use_tls();
@@ -161,7 +185,8 @@ struct Server::Impl {
   net::EventLoop::Timer stats_timer, tls_timer, handover_timer, drain_timer, end_timer;
   int64_t certificate_ns = 0;
   SchedulerStats logged_stats;
-  bool is_stopping = false, is_handed_over = false;
+  bool is_told = false;  // to end
+  bool is_handed_over = false;
   // Last: workers use everything else.
   WorkPool workers;
 };
@@ -172,10 +197,16 @@ net::HttpHandlers Server::Impl::handlers() {
   handlers.on_request = [this](std::shared_ptr<net::HttpExchange> exchange) {
     on_request(std::move(exchange));
   };
-  handlers.make_error = [this](int status, const std::string& message) {
+  handlers.make_error = [this](int status, const std::string& message,
+                               const net::HttpRequest& request) {
     openai::ApiError error;
     error.status = status, error.type = http_error_type(status), error.message = message;
-    return error_response(context, nullptr, make_request_id(), ApiFamily::kOpenAi, error);
+    const std::string* id = request.header("x-request-id");
+    const std::string path =
+        canonical_path(request.path, options.root_path).value_or(request.path);
+    return error_response(context, &request,
+                          id != nullptr && is_request_id(*id) ? *id : make_request_id(),
+                          family_of(path), error);
   };
   handlers.on_done = [this](const net::HttpRequest& request, const net::ExchangeRecord& record) {
     on_done(request, record);
@@ -227,6 +258,11 @@ std::optional<openai::ApiError> Server::Impl::refuse(const net::HttpRequest& req
     error.message = "the server takes no new requests";
     return error;
   }
+  if (has_coding(request)) {
+    error.status = 415, error.type = "invalid_request_error";
+    error.message = "Content-Encoding: expected identity: compressed bodies are not read";
+    return error;
+  }
   const bool needs_json = access == Access::kKey;
   if (needs_json && !is_json(request)) {
     error.status = 400, error.type = "invalid_request_error", error.code = "invalid_value";
@@ -243,17 +279,30 @@ std::optional<net::HttpResponse> Server::Impl::on_header(net::HttpRequest& reque
     std::erase_if(request.headers, [](const auto& header) { return header.first == "x-request-id"; });
     request.headers.emplace_back("x-request-id", make_request_id());
   }
+  if (request.method == "OPTIONS") return std::nullopt;
   const std::string* length = request.header("content-length");
-  const bool is_large = request.header("transfer-encoding") != nullptr ||
+  const bool is_early = request.header("transfer-encoding") != nullptr ||
+                        request.header("expect") != nullptr ||  // waits for our word
                         (length != nullptr && std::strtoull(length->c_str(), nullptr, 10) >
                                                   kCheckedEarly);
-  if (!is_large) return std::nullopt;
+  if (!is_early) return std::nullopt;
   const std::string path = canonical_path(request.path, options.root_path).value_or(request.path);
   std::optional<size_t> key_idx;
   const FoundRoute found = find_route(request.method, path);
+  return refusal(request, path, found, key_idx);
+}
+
+std::optional<net::HttpResponse> Server::Impl::refusal(const net::HttpRequest& request,
+                                                       const std::string& path,
+                                                       const FoundRoute& found,
+                                                       std::optional<size_t>& key_idx) {
   const std::optional<openai::ApiError> error = refuse(request, path, found, key_idx);
   if (!error) return std::nullopt;
-  return error_response(context, &request, *request.header("x-request-id"), family_of(path), *error);
+  net::HttpResponse response = error_response(context, &request, *request.header("x-request-id"),
+                                              family_of(path), *error);
+  if (error->status == 405) response.headers.emplace_back("Allow", found.allowed_methods);
+  if (error->status == 415) response.headers.emplace_back("Accept-Encoding", "identity");
+  return response;
 }
 
 void Server::Impl::on_request(std::shared_ptr<net::HttpExchange> exchange) {
@@ -278,11 +327,8 @@ void Server::Impl::on_request(std::shared_ptr<net::HttpExchange> exchange) {
     return;
   }
   const FoundRoute found = find_route(request.method, call->path());
-  if (const auto error = refuse(request, call->path(), found, call->key_idx)) {
-    net::HttpResponse response =
-        error_response(context, &request, call->id(), family_of(call->path()), *error);
-    if (error->status == 405) response.headers.emplace_back("Allow", found.allowed_methods);
-    exchange->respond(std::move(response));
+  if (auto response = refusal(request, call->path(), found, call->key_idx)) {
+    exchange->respond(std::move(*response));
     return;
   }
   found.route->handle(std::move(call));
@@ -292,18 +338,26 @@ void Server::Impl::on_done(const net::HttpRequest& request, const net::ExchangeR
   const std::string path = canonical_path(request.path, options.root_path).value_or(request.path);
   const FoundRoute found = find_route(request.method, path);
   const double seconds = std::chrono::duration<double>(record.duration).count();
+  if (record.was_unread) metrics.on_unread_answer();
   if (is_probe(path)) return;
   metrics.on_http(found.route == nullptr ? "none" : std::string(found.route->path), request.method,
                   record.status == 0 ? 499 : record.status, seconds, record.num_request_bytes,
                   record.num_response_bytes);
   if (!options.access_log) return;
-  const std::string* id = request.header("x-request-id");
-  Log::Fields fields{{"method", request.method},
-                     {"path", request.path},
-                     {"status", record.status == 0 ? "-" : format(record.status)},
-                     {"bytes", format(record.num_response_bytes)},
-                     {"ms", format(seconds * 1000)},
-                     {"request_id", id == nullptr ? "-" : *id},
+  const auto id = std::find_if(record.headers.begin(), record.headers.end(), [](const auto& header) {
+    return header.first == kRequestIdHeader;
+  });
+  // A client that went before its answer had none: what it sent, or what it would have got.
+  const std::string* sent = request.header("x-request-id");
+  const std::string request_id = id != record.headers.end() ? id->second
+                                 : sent != nullptr          ? *sent
+                                                            : "-";
+  Log::Fields fields{{"method", shortened(request.method)},
+                     {"path", shortened(request.path)},
+                     {"status", record.status},
+                     {"bytes", record.num_response_bytes},
+                     {"ms", seconds * 1000},
+                     {"request_id", shortened(request_id)},
                      {"peer", request.peer}};
   if (!record.is_complete) fields.emplace_back("end", "client gone");
   if (const auto key_idx = keys.find(request)) fields.emplace_back("key", keys.key(*key_idx).name);
@@ -355,7 +409,7 @@ void Server::Impl::log_stats() {
     const SchedulerStats stats = context.llm.engine().stats();
     const double interval_s = std::chrono::duration<double>(kStatsInterval).count();
     const auto rate = [&](int64_t now, int64_t before) {
-      return format(double(now - before) / interval_s);
+      return double(now - before) / interval_s;
     };
     if (stats.num_steps != logged_stats.num_steps) {
       const int64_t used = stats.num_blocks - stats.num_free_blocks;
@@ -364,11 +418,11 @@ void Server::Impl::log_stats() {
                   rate(stats.num_prompt_tokens, logged_stats.num_prompt_tokens)},
                  {"output_tokens_per_s",
                   rate(stats.num_output_tokens, logged_stats.num_output_tokens)},
-                 {"running", format(stats.num_running_requests)},
-                 {"waiting", format(stats.num_waiting_requests)},
-                 {"paused", format(stats.num_paused_requests)},
+                 {"running", stats.num_running_requests},
+                 {"waiting", stats.num_waiting_requests},
+                 {"paused", stats.num_paused_requests},
                  {"kv_used_percent",
-                  format(stats.num_blocks == 0 ? 0 : 100 * used / stats.num_blocks)}});
+                  stats.num_blocks == 0 ? 0 : 100 * used / stats.num_blocks}});
     }
     logged_stats = stats;
     log_stats();
@@ -393,15 +447,16 @@ void Server::Impl::offer_handover(int num_tries) {
 // ---- The end.
 
 void Server::Impl::begin_stop() {
-  if (std::exchange(is_stopping, true)) {
+  if (std::exchange(is_told, true)) {
     log.write(LogLevel::kWarning, "told to end again: ends now");
     finish_stop();
     return;
   }
   log.write(LogLevel::kInfo, "draining",
-            {{"open_requests", format(admission.num_open_requests())},
-             {"timeout_s", format(options.shutdown_timeout_s)}});
+            {{"open_requests", admission.num_open_requests()},
+             {"timeout_s", options.shutdown_timeout_s}});
   context.is_draining = true;
+  is_handed_over = false;  // what clients send from now on is refused
   handover.reset();
   server.stop_accepting(kIdleWhileDraining);
   end_timer = loop.after(std::chrono::nanoseconds(int64_t(options.shutdown_timeout_s * 1e9)),
@@ -411,11 +466,11 @@ void Server::Impl::begin_stop() {
 
 // The newcomer has the sockets. What clients send on connections that they have with us is served.
 void Server::Impl::stop_after_handover() {
-  if (std::exchange(is_stopping, true)) return;
+  if (is_told) return;
   is_handed_over = true;
   handover.reset();  // the name is the newcomer's now
   log.write(LogLevel::kInfo, "another process has taken over: draining",
-            {{"open_requests", format(admission.num_open_requests())}});
+            {{"open_requests", admission.num_open_requests()}});
   server.stop_accepting(kIdleAfterHandover);
   wait_until_drained();
 }
@@ -434,7 +489,7 @@ void Server::Impl::finish_stop() {
   std::vector<std::shared_ptr<CompletionCall>> open;
   for (const auto& [id, call] : context.open_calls) open.push_back(call->shared_from_this());
   if (!open.empty()) {
-    log.write(LogLevel::kWarning, "requests given up", {{"count", format(open.size())}});
+    log.write(LogLevel::kWarning, "requests given up", {{"count", open.size()}});
   }
   for (const std::shared_ptr<CompletionCall>& call : open) call->abort();
   open.clear();
@@ -453,7 +508,15 @@ Result<std::unique_ptr<Server>> Server::create(Llm& llm, ServerOptions options,
     };
   }
   RETURN_IF_ERROR(impl->listen());
-  return std::unique_ptr<Server>(new Server(std::move(impl)));
+  std::unique_ptr<Server> server(new Server(std::move(impl)));
+  const EngineInfo& info = llm.engine().info();
+  server->impl_->log.write(LogLevel::kInfo, "serving",
+                           {{"address", server->address()},
+                            {"model", server->impl_->options.model_root},
+                            {"numerics", info.numerics_id},
+                            {"threads", info.num_threads},
+                            {"max_model_len", llm.engine().max_model_len()}});
+  return server;
 }
 
 Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -465,6 +528,10 @@ void Server::run() {
     // Now this process accepts: the one before may stop.
     if (impl.takeover) impl.takeover->finish();
     impl.takeover.reset();
+    const double now_s =
+        std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+    impl.metrics.on_start(impl.context.llm.engine().info().open_s,
+                          now_s - process_stats().start_time_s);
     const ServerOptions& options = impl.options;
     if (options.port != 0 || !options.unix_socket.empty()) impl.offer_handover(0);
     impl.watch_tls();

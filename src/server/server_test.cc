@@ -151,6 +151,7 @@ TEST_F(ServerTest, AFaultHasItsStatusBeforeTheFirstTokenAndAnEventBehindIt) {
   const Answer whole = ask("POST", "/v1/completions", completion("fails"));
   EXPECT_EQ(whole.status, 500);
   EXPECT_THAT(whole.body, HasSubstr(R"("type": "server_error")"));
+  EXPECT_THAT(whole.body, ::testing::Not(HasSubstr("broken"))) << "that is for the log";
   const Answer streamed = ask("POST", "/v1/completions", completion("fails", R"(, "stream": true)"));
   EXPECT_EQ(streamed.status, 200);
   EXPECT_THAT(streamed.body, HasSubstr(R"(data: {"error": {"message")"));
@@ -232,6 +233,49 @@ TEST_F(ServerTest, KeysAreAskedForAndCounted) {
   loop_->call([&] { client_->cancel(id); });
   EXPECT_TRUE(wait_until_running(0));
   EXPECT_EQ(ask("POST", "/v1/completions", completion("a"), key).status, 200);
+}
+
+TEST_F(ServerTest, AKeyGivesUpOnlyItsOwnRequests) {
+  ServerOptions options;
+  options.api_keys = {{"a", "secret-a", {}, 0}, {"b", "secret-b", {}, 0}};
+  start(options);
+  const net::Headers a{{"x-api-key", "secret-a"}}, b{{"x-api-key", "secret-b"}};
+  const std::string ids = R"({"request_ids": ["shared", "unknown"]})";
+  send("POST", "/v1/completions", completion("silent", R"(, "request_id": "shared")"), a);
+  EXPECT_TRUE(wait_until_running(1));
+  EXPECT_EQ(ask("POST", "/abort_requests", ids, b).body, R"({"aborted": []})");
+  EXPECT_EQ(num_running(), 1);
+
+  send("POST", "/v1/completions", completion("silent", R"(, "request_id": "shared")"), b);
+  EXPECT_TRUE(wait_until_running(2));
+  send("POST", "/abort_requests", ids, b);
+  for (int i = 0; i < 2; ++i) {
+    const Answer answer = answers_.take();  // of the abort and what it ended, in either order
+    EXPECT_THAT(answer.body, ::testing::AnyOf(HasSubstr(R"("finish_reason": "abort")"),
+                                              R"({"aborted": ["shared"]})"));
+  }
+  EXPECT_TRUE(wait_until_running(1)) << "the one of the other key goes on";
+  send("POST", "/abort_requests", ids, a);
+  answers_.take(), answers_.take();
+  EXPECT_TRUE(wait_until_running(0));
+}
+
+TEST_F(ServerTest, CompressedBodiesAreRefusedAndSaySo) {
+  start();
+  for (const char* coding : {"gzip", "br", "identity, gzip", "x"}) {
+    const Answer answer =
+        ask("POST", "/v1/completions", completion("a"), {{"Content-Encoding", coding}});
+    EXPECT_EQ(answer.status, 415) << coding;
+    EXPECT_THAT(answer.body, HasSubstr(R"({"error": {"message": "Content-Encoding: expected)"));
+    EXPECT_THAT(answer.body, HasSubstr(R"("type": "invalid_request_error")"));
+    EXPECT_THAT(answer.headers, ::testing::Contains(::testing::Pair("accept-encoding", "identity")));
+  }
+  EXPECT_EQ(ask("POST", "/v1/completions", completion("a"),
+                {{"Content-Encoding", "identity"}, {"Content-Encoding", "gzip"}})
+                .status,
+            415);
+  EXPECT_EQ(
+      ask("POST", "/v1/completions", completion("a"), {{"Content-Encoding", "Identity"}}).status, 200);
 }
 
 TEST_F(ServerTest, TwoServersAfterEachOtherShareAnEngine) {

@@ -92,13 +92,12 @@ Result<std::string> detokenize_body(ServerContext& context, const JsonValue& jso
   RETURN_IF_ERROR(check_model(context, body));
   const JsonNode tokens = body.at("tokens");
   if (!tokens.is(Kind::kArray)) return refuse(tokens, "an array of token ids");
-  const int64_t vocab_size = context.llm.tokenizer().vocab_size();
+  const int32_t most = int32_t(context.llm.tokenizer().vocab_size() - 1);
   std::vector<int32_t> ids;
   for (size_t i = 0; i < tokens.value->items.size(); ++i) {
-    ASSIGN_OR_RETURN(const std::optional<int32_t> id, read_number<int32_t>(tokens.at(i)));
-    if (!id || *id < 0 || *id >= vocab_size) {
-      return refuse(tokens.at(i), format("0 to ", vocab_size - 1));
-    }
+    const JsonNode token = tokens.at(i);
+    ASSIGN_OR_RETURN(const std::optional<int32_t> id, read_number<int32_t>(token, 0, most));
+    if (!id) return refuse(token, expected_number(0, most));
     ids.push_back(*id);
   }
   JsonWriter writer;
@@ -147,7 +146,10 @@ void abort_requests(std::unique_ptr<Call> call) {
     // An abort changes the list of open calls.
     std::vector<std::shared_ptr<CompletionCall>> named;
     const auto [first, last] = context.open_calls.equal_range(id.text);
-    for (auto it = first; it != last; ++it) named.push_back(it->second->shared_from_this());
+    for (auto it = first; it != last; ++it) {
+      // Clients choose ids: that of another key's request is as good as unknown.
+      if (it->second->key_idx() == call->key_idx) named.push_back(it->second->shared_from_this());
+    }
     if (!named.empty()) writer.value(id.text);
     for (const std::shared_ptr<CompletionCall>& open : named) open->abort();
   }
