@@ -1,5 +1,4 @@
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -19,6 +18,7 @@
 #include "console.h"
 #include "llm/llm.h"
 #include "model_flags.h"
+#include "named_files.h"
 
 namespace millrace {
 namespace {
@@ -43,10 +43,8 @@ std::string folder_name(const fs::path& folder) {
   return error ? folder.string() : whole.filename().string();
 }
 
-bool is_stdout(const std::string& file) {
-  struct stat own, other;
-  return ::fstat(STDOUT_FILENO, &own) == 0 && ::stat(file.c_str(), &other) == 0 &&
-         S_ISREG(own.st_mode) && own.st_dev == other.st_dev && own.st_ino == other.st_ino;
+std::string quoted(const std::optional<std::string>& id) {
+  return id ? format("\"", *id, "\"") : "null";
 }
 
 // The input, line by line, without empty lines.
@@ -57,7 +55,11 @@ class InputLines {
     file_.open(file, std::ios::binary);
     if (!file_) return system_error(file, "cannot be read");
     input_ = &file_;
+    file_name_ = file;
     std::error_code error;
+    if (fs::is_directory(file, error)) {
+      return Error{Code::kInvalidArgument, format(file, ": is a directory, expected a file")};
+    }
     if (!fs::is_regular_file(file, error)) return {};  // a pipe can be read only once
     // Counting costs a pass over the file; without a count there is no end to be told.
     std::string line;
@@ -81,10 +83,17 @@ class InputLines {
 
   bool is_at_end() const { return is_at_end_; }  // next() has found no more
 
+  // Whether it has ended, or could not be read any further.
+  Status status() const {
+    if (!input_->bad()) return {};
+    return Error{Code::kUnavailable, format(file_name_, ": cannot be read to its end")};
+  }
+
   int64_t line_number() const { return line_number_; }                 // of the line read last
   std::optional<int64_t> num_lines() const { return num_lines_; }      // none: of a pipe
 
  private:
+  std::string file_name_ = "stdin";
   std::ifstream file_;
   std::istream* input_ = &std::cin;
   int64_t line_number_ = 0;
@@ -96,6 +105,7 @@ class InputLines {
 class OutputLines {
  public:
   ~OutputLines() {
+    if (is_new_) ::unlink(name_.c_str());
     if (fd_ >= 0 && is_file_) ::close(fd_);
   }
 
@@ -105,7 +115,9 @@ class OutputLines {
       fd_ = STDOUT_FILENO;
       return {};
     }
-    fd_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    fd_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    const bool is_new = fd_ >= 0;
+    if (!is_new) fd_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd_ < 0) return system_error(file, "cannot be written");
     std::error_code error;
     is_file_ = true;
@@ -115,42 +127,36 @@ class OutputLines {
     if (has_past_ && ::fcntl(fd_, F_OFD_SETLK, &lock) != 0) {
       return Error{Code::kUnavailable, format(file, ": another process is writing it")};
     }
+    is_new_ = is_new;
     starts_anew_ = overwrite;
     return {};
   }
 
-  // Whether it is the file behind this descriptor.
-  bool is_same_file(int fd) const {
-    struct stat own, other;
-    return ::fstat(fd_, &own) == 0 && ::fstat(fd, &other) == 0 && S_ISREG(own.st_mode) &&
-           own.st_dev == other.st_dev && own.st_ino == other.st_ino;
-  }
-
-  // Reads what an earlier run has written and goes on behind it; what stands behind the last line
-  // end is dropped. Every line must answer the line of the input in its place. Gives their number.
+  // Reads what an earlier run has written and goes on behind it; a line that was begun is dropped.
+  // Every line must answer the line of the input in its place. Gives their number.
   Result<int64_t> resume(InputLines& input, const std::string& fingerprint,
                          const BatchOptions& options, std::unordered_set<std::string>& ids) {
     int64_t num_lines = 0, num_bytes = 0;
     std::ifstream past;
     if (has_past_ && !starts_anew_) past.open(name_, std::ios::binary);
     std::string line, asked;
+    const auto wrong = [&](const std::string& found, const std::string& expected) {
+      return Error{Code::kInvalidArgument,
+                   format(name_, ": line ", num_lines + 1, ": found ", found, ", expected ", expected,
+                          "; --overwrite starts anew")};
+    };
     while (past.is_open() && std::getline(past, line) && !past.eof()) {
-      const auto wrong = [&](const std::string& found, const std::string& expected) {
-        return Error{Code::kInvalidArgument,
-                     format(name_, ": line ", num_lines + 1, ": found ", found, ", expected ", expected,
-                            "; --overwrite starts anew")};
-      };
       const Result<AnsweredLine> answered = read_answered_line(line, options.limits.json);
       if (!answered.has_value()) return wrong("something else", "a line of a batch's output");
       if (!input.next(asked)) return wrong("one more line", "as many as the input has");
       const std::optional<std::string> id = custom_id_of(asked, options.limits.json);
       if (id != answered.value().custom_id) {
-        return wrong(format("custom_id ", answered.value().custom_id.value_or("null")),
-                     format(id.value_or("null"), ", as line ", input.line_number(), " of the input"));
+        return wrong(format("custom_id ", quoted(answered.value().custom_id)),
+                     format(quoted(id), ", as line ", input.line_number(), " of the input"));
       }
       if (answered.value().id != batch_id(input.line_number(), asked, options)) {
         return wrong(format("the answer to another request, or under other flags (custom_id ",
-                            id.value_or("null"), ")"),
+                            quoted(id), ")"),
                      format("that to line ", input.line_number(), " of the input"));
       }
       const std::string& other = answered.value().system_fingerprint;
@@ -161,6 +167,11 @@ class OutputLines {
       ++num_lines;
       num_bytes += int64_t(line.size()) + 1;
     }
+    if (!is_begun_line(line)) {
+      return wrong("something else", "a line of a batch's output, or its beginning");
+    }
+    if (past.bad()) return system_error(name_, "cannot be read");
+    is_new_ = false;
     if (has_past_ && (::ftruncate(fd_, num_bytes) != 0 || ::lseek(fd_, num_bytes, SEEK_SET) < 0)) {
       return system_error(name_, "cannot be written");
     }
@@ -187,6 +198,7 @@ class OutputLines {
   std::string name_;
   int fd_ = -1;
   bool is_file_ = false;   // not stdout
+  bool is_new_ = false;    // made by this run, which has not begun to answer
   bool has_past_ = false;  // a regular file
   bool starts_anew_ = false;
 };
@@ -291,6 +303,7 @@ class Batch {
       }
     }
     progress.show(num_written_, num_tokens_, /*at_once=*/true);
+    RETURN_IF_ERROR(input.status());
     return output.finish();
   }
 
@@ -355,7 +368,7 @@ class Batch {
   }
 
   static BatchRefusal repeated(const std::string& custom_id) {
-    return {custom_id, {Code::kInvalidArgument, format("custom_id: found ", custom_id,
+    return {custom_id, {Code::kInvalidArgument, format("custom_id: found ", quoted(custom_id),
                                                        " twice, expected it once")}};
   }
 
@@ -440,19 +453,15 @@ class Batch {
 }  // namespace
 
 int run_batch(const BatchCommandOptions& flags) {
-  std::error_code error;
-  if (flags.input != "-" && fs::equivalent(flags.input, flags.output, error)) {
-    return fail_usage({Code::kInvalidArgument, "-o: is the input file; expected another"});
-  }
+  const Status apart =
+      check_apart({{"--input", flags.input}},
+                  {{"--output", flags.output}, {"--record", flags.model.record_file}});
+  if (!apart.ok()) return fail_usage(apart.error());
   InputLines input;
   if (const Status status = input.open(flags.input); !status.ok()) return fail(status.error());
   OutputLines output;
   if (const Status status = output.open(flags.output, flags.overwrite); !status.ok()) {
     return fail(status.error());
-  }
-  if (flags.input == "-" ? output.is_same_file(STDIN_FILENO)
-                         : flags.output == "-" && is_stdout(flags.input)) {
-    return fail_usage({Code::kInvalidArgument, "-o: is the input file; expected another"});
   }
   EngineFlags engine = flags.engine;
   engine.max_waiting = kNoLimit;  // there are never more than the window has

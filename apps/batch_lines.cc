@@ -11,6 +11,8 @@ namespace {
 
 using Kind = JsonValue::Kind;
 
+constexpr std::string_view kIdPrefix = "batch_req_";
+
 // Below 2^53: readers of JSON keep no more of a number.
 uint64_t seed_of(uint64_t seed, const std::string& custom_id) {
   uint64_t bits = 0;
@@ -81,7 +83,7 @@ std::variant<BatchLine, BatchRefusal> parse_batch_line(std::string_view line,
 std::string batch_id(int64_t line_number, std::string_view line, const BatchOptions& options) {
   const std::string asked = format(line_number, ' ', options.seed, ' ', options.served_model_name,
                                    ' ', options.limits.max_logprobs, ' ', line);
-  return "batch_req_" + sha256(asked).substr(0, 24);
+  return std::string(kIdPrefix) + sha256(asked).substr(0, 24);
 }
 
 std::string answered_line(const std::string& id, const std::string& custom_id, int status,
@@ -116,6 +118,11 @@ Result<AnsweredLine> read_answered_line(std::string_view line, const JsonLimits&
   const JsonNode fingerprint = root.at("response").at("body").at("system_fingerprint");
   if (fingerprint.is(Kind::kString)) answered.system_fingerprint = fingerprint.value->text;
   return answered;
+}
+
+bool is_begun_line(std::string_view text) {
+  const std::string begin = format("{\"id\": \"", kIdPrefix);
+  return text.starts_with(std::string_view(begin).substr(0, text.size()));
 }
 
 std::optional<std::string> custom_id_of(std::string_view line, const JsonLimits& limits) {

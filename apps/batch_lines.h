@@ -54,6 +54,9 @@ struct AnsweredLine {
 };
 Result<AnsweredLine> read_answered_line(std::string_view line, const JsonLimits& limits);
 
+// Whether `text` may be what a stopped run has written of a line.
+bool is_begun_line(std::string_view text);
+
 // The custom_id of a line of the input, if it has one.
 std::optional<std::string> custom_id_of(std::string_view line, const JsonLimits& limits);
 

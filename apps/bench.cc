@@ -23,6 +23,7 @@
 #include "loadgen/report.h"
 #include "loadgen/runner.h"
 #include "model_flags.h"
+#include "named_files.h"
 #include "sys/file.h"
 
 namespace millrace {
@@ -546,6 +547,17 @@ int bench_server(const BenchCommandOptions& options, RequestFields fields) {
 
 int run_bench(const BenchCommandOptions& given) {
   BenchCommandOptions options = given;
+  const Status apart = check_apart({{"--lengths", options.lengths_file},
+                                    {"--corpus", options.corpus_file},
+                                    {"--engine", options.model.script_file}},
+                                   {{"stdout", "-"},
+                                    {"--summary", options.summary_file},
+                                    {"--requests-file", options.requests_file}});
+  if (!apart.ok()) return fail_usage(apart.error());
+  for (const std::string& file : {options.summary_file, options.requests_file}) {
+    const Status status = file.empty() ? Status() : check_writable(file);
+    if (!status.ok()) return fail(status.error());
+  }
   Result<JsonValue> extra = read_extra_body(options.extra_body);
   if (!extra.has_value()) return fail_usage(extra.error());
   options.fields.extra = std::move(extra.value());

@@ -22,8 +22,9 @@ std::string check_ratio(const std::string& text) {
 void add_target_flags(CLI::App& command, BenchCommandOptions& options) {
   const std::string group = "Target";
   CLI::Option* url =
-      command.add_option("--url", options.url, "a server of the OpenAI API; with or without /v1")
-          ->check(check_path)
+      command.add_option("--url", options.url, "a server of the OpenAI API, with or without /v1; unix:PATH is one at a Unix "
+                         "socket, SSL_CERT_FILE=FILE in the environment the authority of an https one")
+          ->check(check_text)
           ->capture_default_str()
           ->group(group);
   command
@@ -34,13 +35,13 @@ void add_target_flags(CLI::App& command, BenchCommandOptions& options) {
   command
       .add_option("--api-key", options.api_key,
                   "sent as bearer token; default: MILLRACE_API_KEY; shows in the process list")
-      ->check(check_path)
+      ->check(check_text)
       ->type_name("KEY")
       ->group(group);
   command
       .add_option("--model-name", options.model_name,
                   "the model's name in the API; default: the first of /v1/models")
-      ->check(check_path)
+      ->check(check_text)
       ->type_name("NAME")
       ->group(group);
   command
@@ -200,7 +201,7 @@ void add_request_flags(CLI::App& command, BenchCommandOptions& options) {
   command
       .add_option("--extra-body", options.extra_body,
                   "JSON object of further fields; they replace those of the same name")
-      ->check(check_path)
+      ->check(check_text)
       ->type_name("JSON")
       ->group(group);
 }

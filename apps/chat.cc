@@ -86,7 +86,7 @@ class Chat {
       }
       warned = false;
       if (line.empty()) continue;
-      const Result<bool> goes_on = line[0] == '/' ? command(line) : say(line);
+      const Result<bool> goes_on = take(line);
       if (!goes_on.has_value()) {
         fail(goes_on.error());
         if (!is_interactive_) return kExitError;
@@ -111,6 +111,11 @@ class Chat {
   }
 
   // False: leave.
+  Result<bool> take(const std::string& line) {
+    RETURN_IF_ERROR(check_utf8("line", line));
+    return line[0] == '/' ? command(line) : say(line);
+  }
+
   Result<bool> command(const std::string& line) {
     const size_t blank = std::min(line.find(' '), line.size());
     const std::string name = line.substr(0, blank);
@@ -146,10 +151,10 @@ class Chat {
       uint64_t seed = 0;
       if (argument.empty()) {
         sampling_.seed.reset();
-      } else if (parse_number(argument, seed)) {
+      } else if (parse_seed(argument, seed)) {
         sampling_.seed = seed;
       } else {
-        return bad_argument(name, argument, "an integer from 0 to 2^64 - 1, or nothing");
+        return bad_argument(name, argument, format(kSeedRange, ", or nothing"));
       }
     } else {
       return Error{Code::kInvalidArgument, format(name, ": no such command; /help lists them")};

@@ -27,6 +27,7 @@ struct ModelFlags {
   int num_threads = 0;
   std::string isa;
   int64_t chunk = 256;
+  std::optional<int64_t> expert_cache_bytes;  // 0: mapped; none: mapped if they fit
   std::optional<int64_t> max_model_len;  // none: what fits
   std::string record_file;  // empty: the run is not recorded
   std::string script_file;  // answers come from there; empty: from the model
@@ -144,6 +145,25 @@ struct BenchCommandOptions {
   double min_duration_s = 0;
 };
 int run_bench(const BenchCommandOptions& options);
+
+struct EvalCommandOptions {
+  ModelFlags model;  // but for its numerics
+  std::vector<std::string> numerics{"reference"};
+  std::vector<std::string> tasks;  // empty: nll if there is a file, needle and copy
+  uint64_t seed = 0;
+  std::string file;
+  bool special = false;         // control tokens spelled in the file
+  std::optional<int64_t> limit;  // tokens of the file
+  int64_t window = 1024;
+  std::optional<int64_t> stride;  // none: half a window
+  std::vector<std::string> forms{"chat"};
+  int64_t num_cases = 4;  // of each length and depth
+  std::vector<int64_t> lengths{256, 1024}, depths{0, 25, 50, 75, 100};
+  std::vector<int64_t> copy_lengths{4, 16, 64};
+  std::string summary_file, cases_file;
+  bool json = false;
+};
+int run_eval(const EvalCommandOptions& options);
 
 struct ForwardCommandOptions {
   ModelFlags model;

@@ -3,18 +3,20 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <iostream>
-#include <iterator>
 #include <utility>
 
 #include "base/format.h"
 #include "commands.h"
 #include "sys/file.h"
+#include "sys/unique_fd.h"
 
 namespace millrace {
 namespace {
@@ -24,7 +26,6 @@ constexpr std::string_view kDim = "\033[2m", kNormal = "\033[0m", kClearLine = "
 // A signal handler can reach nothing but globals. The pipe wakes whoever waits for input: a signal
 // that comes just before the wait, or on another thread, would not.
 int interrupt_pipe[2] = {-1, -1};
-struct sigaction previous_action;
 
 void on_interrupt(int) {
   const int saved_errno = errno;
@@ -49,6 +50,24 @@ std::string printable(std::string_view text) {
     printable += escaped;
   }
   return printable;
+}
+
+Result<std::string> read_stream(const std::string& name, int fd) {
+  constexpr size_t kMaxBytes = size_t{1} << 30;  // as of a file
+  std::string content;
+  char piece[1 << 16];
+  while (true) {
+    const ssize_t count = ::read(fd, piece, sizeof piece);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) {
+      return Error{Code::kUnavailable, format(name, ": cannot read: ", std::strerror(errno))};
+    }
+    if (count == 0) return content;
+    content.append(piece, size_t(count));
+    if (content.size() > kMaxBytes) {
+      return Error{Code::kExhausted, format(name, ": more than ", kMaxBytes, " bytes")};
+    }
+  }
 }
 
 }  // namespace
@@ -87,21 +106,31 @@ int finish_output(int status) {
 }
 
 Result<std::string> read_input(const std::string& file) {
-  if (file != "-") return read_file(file);
-  return std::string(std::istreambuf_iterator<char>(std::cin), {});
+  if (file == "-") return read_stream("stdin", STDIN_FILENO);
+  struct stat info;
+  const bool is_stream = ::stat(file.c_str(), &info) == 0 && !S_ISREG(info.st_mode) &&
+                         !S_ISDIR(info.st_mode);
+  if (!is_stream) return read_file(file);
+  const UniqueFd fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
+  if (fd.get() < 0) {
+    return Error{Code::kUnavailable, format(file, ": cannot open: ", std::strerror(errno))};
+  }
+  return read_stream(file, fd.get());
 }
 
-Interrupts::Interrupts() {
+Interrupts::Interrupts(std::initializer_list<int> signals) {
   if (pipe2(interrupt_pipe, O_NONBLOCK | O_CLOEXEC) != 0) return;  // then Ctrl-C ends the program
   struct sigaction action = {};
   action.sa_handler = on_interrupt;
   action.sa_flags = SA_RESTART;
-  sigaction(SIGINT, &action, &previous_action);
+  for (const int signal : signals) {
+    sigaction(signal, &action, &previous_.emplace_back(signal, action).second);
+  }
 }
 
 Interrupts::~Interrupts() {
   if (interrupt_pipe[0] < 0) return;
-  sigaction(SIGINT, &previous_action, nullptr);
+  for (const auto& [signal, action] : previous_) sigaction(signal, &action, nullptr);
   for (int& fd : interrupt_pipe) close(std::exchange(fd, -1));
 }
 

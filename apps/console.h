@@ -2,10 +2,14 @@
 
 // The terminal: what is printed where, the line that is read, and Ctrl-C.
 
+#include <signal.h>
+
 #include <chrono>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -35,13 +39,14 @@ void open_standard_streams();
 // Flushes stdout; the status, or that of an error when something printed was not written.
 int finish_output(int status);
 
-// The whole of a file, or of stdin for "-".
+// The whole of a file, a pipe or a device, or of stdin for "-".
 Result<std::string> read_input(const std::string& file);
 
 // While one lives, Ctrl-C is noted instead of ending the program. At most one at a time.
 class Interrupts {
  public:
-  Interrupts();
+  //   signals  that count as Ctrl-C, which is SIGINT
+  explicit Interrupts(std::initializer_list<int> signals = {SIGINT});
   ~Interrupts();
   Interrupts(const Interrupts&) = delete;
   Interrupts& operator=(const Interrupts&) = delete;
@@ -51,6 +56,9 @@ class Interrupts {
 
   // Waits until stdin has something, or its end; false: Ctrl-C came first.
   static bool wait_for_input();
+
+ private:
+  std::vector<std::pair<int, struct sigaction>> previous_;
 };
 
 // Lines of stdin. Reads by itself, not through a stream: a Ctrl-C must end the wait. Requires: an

@@ -10,11 +10,15 @@ std::string check_path(const std::string& path) {
   return path.empty() ? "found an empty name, expected a path" : "";
 }
 
+std::string check_text(const std::string& text) {
+  return text.empty() ? "found nothing, expected at least one character" : "";
+}
+
 void add_compute_flags(CLI::App& command, int& num_threads, std::string& isa) {
   const std::string group = "Model";
   command
       .add_option("-t,--threads", num_threads,
-                  "threads to compute with; default: all there are")
+                  "threads to compute with; default: one for each core (inspect --machine)")
       ->transform(integer<int>(1, kMaxThreads))
       ->type_name("N")
       ->group(group);
@@ -22,6 +26,7 @@ void add_compute_flags(CLI::App& command, int& num_threads, std::string& isa) {
       .add_option("--isa", isa,
                   "kernel table (inspect --machine lists them); default: the best. It never changes "
                   "the result")
+      ->check(check_text)
       ->check([](const std::string& name) {
         const Result<const KernelTable*> table = choose_kernels(name);
         return table.has_value() ? std::string() : table.error().message;
@@ -52,6 +57,14 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       ->transform(integer<int64_t>(1, int64_t(1) << 20))
       ->type_name("N")
       ->capture_default_str()
+      ->group(group);
+  command
+      .add_option("--expert-cache-bytes", flags.expert_cache_bytes,
+                  "memory for experts that are read from the disk when they are needed; 0: they are "
+                  "mapped, and the system decides what stays; default: 0 if they fit into memory, "
+                  "or else what memory leaves. It never changes the result")
+      ->transform(integer<int64_t>(0))
+      ->type_name("N")
       ->group(group);
 }
 

@@ -32,6 +32,7 @@ CLI::Validator integer(Integer least = std::numeric_limits<Integer>::min(),
 }
 
 std::string check_path(const std::string& path);  // not empty
+std::string check_text(const std::string& text);  // not empty
 std::string check_step_ms(const std::string& text);
 
 void add_compute_flags(CLI::App& command, int& num_threads, std::string& isa);

@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <map>
+#include <utility>
 
 #include "base/format.h"
 #include "checkpoint/safetensors.h"
@@ -9,6 +9,7 @@
 #include "llm/llm.h"
 #include "model/lone_sequence.h"
 #include "model_flags.h"
+#include "named_files.h"
 #include "sampler/sampler.h"
 #include "sys/file.h"
 #include "tokenizer/token_map.h"
@@ -16,15 +17,15 @@
 namespace millrace {
 namespace {
 
-// The tensors that each output file will hold; outputs may share a file.
+// The tensors that each output file will hold; outputs may share a file, also by other names of it.
 class Outputs {
  public:
   template <class T>
   void add(const std::string& file, std::string name, Dtype dtype, std::vector<int64_t> shape,
            const std::vector<T>& values) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(values.data());
-    files_[file].push_back({std::move(name), dtype, std::move(shape),
-                            std::vector<uint8_t>(bytes, bytes + values.size() * sizeof(T))});
+    tensors_of(file).push_back({std::move(name), dtype, std::move(shape),
+                                std::vector<uint8_t>(bytes, bytes + values.size() * sizeof(T))});
   }
 
   Status write() const {
@@ -45,7 +46,15 @@ class Outputs {
     std::vector<int64_t> shape;
     std::vector<uint8_t> bytes;
   };
-  std::map<std::string, std::vector<Tensor>> files_;
+
+  std::vector<Tensor>& tensors_of(const std::string& file) {
+    for (auto& [name, tensors] : files_) {
+      if (name == file || is_same_file(name, file)) return tensors;
+    }
+    return files_.emplace_back(file, std::vector<Tensor>()).second;
+  }
+
+  std::vector<std::pair<std::string, std::vector<Tensor>>> files_;
 };
 
 void add_trace(const Trace& trace, const std::string& file, Outputs& outputs) {
@@ -89,12 +98,16 @@ Result<std::vector<int32_t>> read_token_map(const std::string& model_dir) {
 }
 
 Status forward(const ForwardCommandOptions& options, const std::vector<int32_t>& token_ids) {
+  for (const std::string& file : {options.logits_file, options.trace_file, options.draft_file}) {
+    if (!file.empty()) RETURN_IF_ERROR(check_writable(file));
+  }
   ASSIGN_OR_RETURN(const LoadOptions load, make_load_options(options.model));
   ASSIGN_OR_RETURN(std::vector<int32_t> token_map, read_token_map(load.model_dir));
   Progress progress("loading " + load.model_dir, "files");
   ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model,
                    LoadedModel::open(load, std::move(token_map),
                                      [&](int64_t done, int64_t all) { progress(done, all); }));
+  for (const std::string& warning : model->warnings()) warn(warning);
   const int64_t vocab_size = model->config().vocab_size;
   const int64_t num_tokens = int64_t(token_ids.size());
   if (num_tokens > model->config().max_position_embeddings) {

@@ -54,9 +54,7 @@ Result<openai::SamplingFields> read_chat_sampling(const JsonValue& body,
   openai::Fields fields(body);
   openai::SamplingFields sampling;
   sampling.params = defaults;
-  RETURN_IF_ERROR(openai::read_sampling(fields, sampling));
-  RETURN_IF_ERROR(openai::read_max_completion_tokens(fields, sampling.params));
-  ASSIGN_OR_RETURN(sampling.params.logprobs, openai::read_chat_logprobs(fields));
+  RETURN_IF_ERROR(openai::read_chat_sampling(fields, sampling));
   if (ignored != nullptr) {
     for (std::string_view name : kPromptFields) fields.at(name);
     *ignored = fields.rest();
@@ -101,6 +99,7 @@ Result<Input> read_prompt(const GenerateOptions& options) {
     if (!chat.has_value()) return in_file(file, chat.error());
     return Input(std::move(chat.value()));
   }
+  RETURN_IF_ERROR(check_utf8(file == "-" ? "stdin" : file, text));
   remove_final_newline(text);
   return Input(std::move(text));
 }
@@ -182,7 +181,15 @@ std::string answer_json(const Llm& llm, const Prompt& prompt, const Answer& answ
   json.key("engine").begin_object();
   json.member("numerics_id", info.numerics_id).member("isa", info.isa);
   json.member("threads", info.num_threads).member("mapped_bytes", info.mapped_bytes);
-  json.member("copied_bytes", info.copied_bytes).end_object();
+  json.member("copied_bytes", info.copied_bytes).member("expert_reads", info.expert_reads);
+  const ExpertReads reads = llm.engine().counters().expert_reads;  // of all choices
+  if (reads.cache_bytes > 0) {
+    json.key("expert_cache").begin_object().member("bytes", reads.cache_bytes);
+    json.member("hits", reads.num_hits).member("misses", reads.num_misses);
+    json.member("hit_rate", hit_rate(reads)).member("bytes_read", reads.num_bytes);
+    json.member("wait_s", double(reads.wait_ns) * 1e-9).end_object();
+  }
+  json.end_object();
   if (!completion.logprobs.empty()) {
     json.key("logprobs").begin_array();
     for (const TokenLogprobs& logprobs : completion.logprobs) {
@@ -281,6 +288,11 @@ Result<SamplingParams> request_sampling(const Input& input, const Llm& llm, int3
   return std::move(fields.params);
 }
 
+void print_expert_stats(const Engine& engine) {
+  const std::string line = expert_stats_line(engine.info(), engine.counters().expert_reads);
+  if (!line.empty()) std::cerr << line << "\n";
+}
+
 }  // namespace
 
 int run_generate(const GenerateOptions& options) {
@@ -327,6 +339,7 @@ int run_generate(const GenerateOptions& options) {
     if (options.stats) std::cerr << stats_line(answer) << "\n";
     ++index;
   }
+  if (options.stats) print_expert_stats(llm.value()->engine());
   return is_interrupted ? kExitInterrupted : kExitOk;
 }
 

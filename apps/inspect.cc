@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <iomanip>
 #include <iostream>
 #include <optional>
@@ -12,11 +11,14 @@
 #include "checkpoint/checkpoint.h"
 #include "commands.h"
 #include "console.h"
-#include "engine/loaded_model.h"
+#include "engine/memory_plan.h"
+#include "inspect_machine.h"
+#include "llm/llm.h"
 #include "model_config/cost.h"
 #include "model_config/layer_map.h"
 #include "model_flags.h"
 #include "sys/file.h"
+#include "sys/memory.h"
 
 namespace millrace {
 namespace {
@@ -28,6 +30,7 @@ struct Inspected {
   std::string path;
   ModelConfig config;
   std::optional<Checkpoint> checkpoint;  // when the folder has weights
+  std::vector<Error> faults;             // of what stands beside the weights
 };
 
 constexpr size_t kMaxConfigBytes = size_t{1} << 20;
@@ -41,7 +44,7 @@ bool has_weights(const std::string& folder) {
 }
 
 Result<Inspected> open(const std::string& path) {
-  Inspected inspected{path, {}, std::nullopt};
+  Inspected inspected{path, {}, std::nullopt, {}};
   std::error_code error;
   const bool is_folder = path.empty() || fs::is_directory(path, error);
   if (is_folder) {
@@ -53,6 +56,7 @@ Result<Inspected> open(const std::string& path) {
                                         [&](int64_t done, int64_t all) { progress(done, all); }));
       inspected.config = checkpoint.config();
       inspected.checkpoint.emplace(std::move(checkpoint));
+      inspected.faults = find_faults(inspected.path, inspected.config);
       return inspected;
     }
   }
@@ -64,12 +68,6 @@ Result<Inspected> open(const std::string& path) {
   }
   inspected.config = std::move(config.value());
   return inspected;
-}
-
-uint64_t measured_digest(const KernelTable& table) {
-  ThreadPool pool(1);
-  KernelContext ctx(pool);
-  return numerics_digest(table, ctx);
 }
 
 std::string layer_extras(const LayerInfo& layer) {
@@ -84,13 +82,6 @@ std::string layer_extras(const LayerInfo& layer) {
   add(layer.has_engram(), format("engram table ", layer.engram_table));
   add(layer.is_draft_target, "draft target");
   return extras;
-}
-
-// 15986756 -> "15,986,756".
-std::string grouped(int64_t number) {
-  std::string text = std::to_string(number);
-  for (int64_t at = int64_t(text.size()) - 3; at > 0; at -= 3) text.insert(size_t(at), 1, ',');
-  return text;
 }
 
 // How many sequences of one length have room for their state.
@@ -109,6 +100,12 @@ std::vector<Fit> fits(const ModelConfig& config, int64_t kv_bytes) {
     fits.push_back({tokens, int64_t(double(kv_bytes) / bytes)});
   }
   return fits;
+}
+
+// Of the cache, where the engine runs this model on this machine and nobody says otherwise.
+int64_t default_kv_bytes(const Inspected& inspected) {
+  const CheckpointSize size = checkpoint_size(tensor_list(inspected.config));
+  return default_kv_bytes(MachineMemory{memory_limit_bytes(), size.total.bytes, anonymous_bytes()});
 }
 
 std::string id_or_dash(int64_t id) { return id < 0 ? "-" : std::to_string(id); }
@@ -160,7 +157,7 @@ std::string model_text(const Inspected& inspected, std::optional<int64_t> kv_byt
   } else {
     out << "checkpoint: no weights here, config only\n";
   }
-  out << "numerics " << numerics_id(measured_digest(*find_kernels("")), Numerics::kReference) << "\n";
+  out << "numerics " << numerics_id_here(*find_kernels("")) << "\n";
   return out.str();
 }
 
@@ -212,99 +209,35 @@ void write_model(const Inspected& inspected, std::optional<int64_t> kv_bytes, Js
   }
 }
 
-std::string cpu_name() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);) {
-    const size_t colon = line.find(": ");
-    if (line.starts_with("model name") && colon != line.npos) return line.substr(colon + 2);
-  }
-  return "unknown";
-}
-
-struct Memory {
-  int64_t total = 0, available = 0;  // bytes; 0: unknown
-};
-
-// What the kernel says, lowered to the limit of the process's control group.
-Memory memory() {
-  Memory memory;
-  std::ifstream info("/proc/meminfo");
-  std::string key;
-  for (int64_t kilobytes = 0; info >> key >> kilobytes; info.ignore(16, '\n')) {
-    if (key == "MemTotal:") memory.total = kilobytes * 1024;
-    if (key == "MemAvailable:") memory.available = kilobytes * 1024;
-  }
-  int64_t limit = 0, used = 0;
-  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit &&
-      std::ifstream("/sys/fs/cgroup/memory.current") >> used) {
-    memory.total = std::min(memory.total, limit);
-    memory.available = std::min(memory.available, std::max<int64_t>(limit - used, 0));
-  }
-  return memory;
-}
-
-struct Table {
-  std::string_view name;
-  std::string numerics_id;
-};
-
-std::vector<Table> tables() {
-  std::vector<Table> tables;
-  const auto add = [&](const KernelTable& table) {
-    tables.push_back({table.name, numerics_id(measured_digest(table), Numerics::kReference)});
-  };
-  for (const KernelTable* table : fast_kernels()) add(*table);
-  add(ref_kernels());
-  return tables;
-}
-
-std::string machine_text() {
-  std::ostringstream out;
-  const Memory room = memory();
-  out << "cpu      " << cpu_name() << "\nthreads  " << default_num_threads() << "\nmemory   "
-      << grouped(room.total) << " bytes, " << grouped(room.available) << " available\n";
-  for (const Table& table : tables()) {
-    out << "kernels  " << std::left << std::setw(8) << table.name << " numerics " << table.numerics_id
-        << (table.name == find_kernels("")->name ? "  (chosen)" : "") << "\n";
-  }
-  return out.str();
-}
-
-void write_machine(JsonWriter& json) {
-  const Memory room = memory();
-  json.member("cpu", cpu_name()).member("threads", default_num_threads());
-  json.member("memory_bytes", room.total).member("memory_available_bytes", room.available);
-  json.member("isa", find_kernels("")->name).key("tables").begin_array();
-  for (const Table& table : tables()) {
-    json.begin_object().member("isa", table.name).member("numerics_id", table.numerics_id);
-    json.end_object();
-  }
-  json.end_array();
-}
-
 }  // namespace
 
 int run_inspect(const InspectOptions& options) {
   const bool has_model = !options.machine || !options.path.empty() || options.kv_bytes;
   std::optional<int64_t> kv_bytes = options.kv_bytes;
-  if (options.machine && !kv_bytes) kv_bytes = memory().available;
+  if (options.machine && !kv_bytes) kv_bytes = memory_available_bytes();
   JsonWriter json;
   json.begin_object();
   std::string text;
+  int status = kExitOk;
   if (has_model) {
     const Result<Inspected> inspected = open(options.path);
     if (!inspected.has_value()) return fail(inspected.error());
+    for (const Error& fault : inspected.value().faults) status = fail(fault);
     write_model(inspected.value(), kv_bytes, json);
     text = model_text(inspected.value(), kv_bytes);
+    if (options.machine) {
+      const int64_t by_default = default_kv_bytes(inspected.value());
+      json.member("default_kv_bytes", by_default);
+      text += format("an engine here would take ", grouped(by_default), " bytes for the state\n");
+    }
   }
   if (options.machine) {
     write_machine(json);
     text += (has_model ? "\n" : "") + machine_text();
   }
-  json.member("numerics_id",
-              numerics_id(measured_digest(*find_kernels("")), Numerics::kReference));
+  json.member("numerics_id", numerics_id_here(*find_kernels("")));
   print(options.json ? json.end_object().text() + "\n" : text);
-  return kExitOk;
+  return status;
 }
 
 }  // namespace millrace

@@ -21,6 +21,7 @@
 #include "commands.h"
 #include "config_file.h"
 #include "console.h"
+#include "eval_flags.h"
 #include "flag_groups.h"
 #include "serve_flags.h"
 #include "engine/loaded_model.h"
@@ -39,6 +40,13 @@ std::string check_token_ids(const std::string& list) {
   return ids.value().empty() ? "found no tokens, expected at least one" : "";
 }
 
+std::string check_seed(std::string& text) {
+  uint64_t seed = 0;
+  if (!parse_seed(text, seed)) return format("found \"", text, "\", expected ", kSeedRange);
+  text = std::to_string(seed);
+  return "";
+}
+
 void add_sampling_flags(CLI::App& command, SamplingFlags& flags) {
   const std::string group = "Sampling (defaults: the model's generation_config.json)";
   const auto add = [&](const char* name, auto& value, const char* help) {
@@ -53,16 +61,18 @@ void add_sampling_flags(CLI::App& command, SamplingFlags& flags) {
   add("--frequency-penalty", flags.frequency_penalty, "-2 to 2, for each time they were generated");
   add("--repetition-penalty", flags.repetition_penalty,
       "above 0, on tokens of prompt and answer; 1: none");
-  add("--logit-bias", flags.logit_bias, "added to a token's logit, -100 to 100; may be repeated")
+  add("--logit-bias", flags.logit_bias,
+      "added to a token's logit; beyond -100 to 100 it counts as these; may be repeated")
       ->type_name("ID=NUMBER")
       ->allow_extra_args(false);
   add("--allowed-token-ids", flags.allowed_token_ids, "only these tokens")
       ->check(check_token_ids)
       ->type_name("ID,ID,...");
   add("--bad-word", flags.bad_words, "text that must not come out; may be repeated")
+      ->check(check_text)
       ->allow_extra_args(false);
   add("--seed", flags.seed, "same seed, same answer; default: drawn anew")
-      ->transform(integer<uint64_t>());
+      ->transform(CLI::Validator(check_seed, ""));
 
   const std::string stop_group = "Length and stops";
   const auto add_stop = [&](const char* name, auto& value, const char* help) {
@@ -74,6 +84,7 @@ void add_sampling_flags(CLI::App& command, SamplingFlags& flags) {
   add_stop("--min-tokens", flags.min_tokens, "no end before so many tokens")
       ->transform(integer<int64_t>(0));
   add_stop("--stop", flags.stop, "text that ends the answer; may be repeated")
+      ->check(check_text)
       ->allow_extra_args(false);
   add_stop("--stop-token-ids", flags.stop_token_ids, "tokens that end the answer")
       ->check(check_token_ids)
@@ -118,7 +129,9 @@ void add_chat(CLI::App& app, ChatOptions& options, std::function<int()>& action)
       "On a terminal, /help lists the commands and Ctrl-C stops an answer; rlwrap adds line "
       "editing. From a pipe every line is a turn:\n"
       "  echo 'What is the capital of France?' | millrace chat --temp 0");
-  command.add_option("--system", options.system, "system prompt")->group("Chat");
+  command.add_option("--system", options.system, "system prompt")
+      ->check(utf8_fault)
+      ->group("Chat");
   command
       .add_option("--tools", options.tools_file,
                   "JSON list of tools in the Chat Completions form; the result of a call is the next "
@@ -142,7 +155,9 @@ void add_generate(CLI::App& app, GenerateOptions& options, std::function<int()>&
       "  millrace generate 'Once upon a time' --max-tokens 50\n"
       "  millrace generate --chat request.json --json");
   const std::string group = "Prompt (one of PROMPT, --file, --chat, --token-ids; or stdin)";
-  command.add_option("PROMPT,-p,--prompt", options.prompt, "the text to continue")->group(group);
+  command.add_option("PROMPT,-p,--prompt", options.prompt, "the text to continue")
+      ->check(utf8_fault)
+      ->group(group);
   command.add_option("--file", options.file, "a file with the text; a final newline is dropped")
       ->check(check_path)
       ->type_name("FILE")
@@ -244,10 +259,12 @@ void add_forward(CLI::App& app, ForwardCommandOptions& options, std::function<in
 void add_inspect(CLI::App& app, InspectOptions& options, std::function<int()>& action) {
   CLI::App& command = *app.add_subcommand("inspect", "describe a model, or this machine");
   command.add_option("PATH", options.path, "a model directory or a config.json; default: the "
-                                           "model that comes with the program");
+                                           "model that comes with the program")
+      ->check(check_path);
   command.add_flag("--machine", options.machine,
-                   "this computer: processor, threads, memory, kernel tables with their numerics "
-                   "ids; with PATH behind the model, and how many sequences fit its free memory");
+                   "this computer: processor, caches, memory, limits, what is chosen of them, kernel "
+                   "tables with their numerics ids, and what cannot be tested here; with PATH behind "
+                   "the model, and how many sequences fit its free memory");
   command
       .add_option("--kv-bytes", options.kv_bytes,
                   "also how many sequences fit, with their state in so many bytes")
@@ -280,6 +297,7 @@ void add_batch(CLI::App& app, BatchCommandOptions& options, std::function<int()>
   command
       .add_option("--served-model-name", options.served_model_name,
                   "refuse requests for another model; default: the folder's name, and none is refused")
+      ->check(check_text)
       ->type_name("NAME");
   command
       .add_option("--max-logprobs", options.max_logprobs,
@@ -302,6 +320,8 @@ void add_synth(CLI::App& app, SynthCommandOptions& options, std::function<int()>
       "  millrace synth mini\n"
       "  millrace synth slice --shape v4.1 --layers 3 --experts 16 --engram-rows 100000 "
       "--draft 0 --no-vision\n"
+      "  millrace synth kinds --shape v4.1 --layer-ids 0,1,2,3,14,20,21,24 --experts 16 "
+      "--engram-rows 100000 --draft 0 --no-vision\n"
       "  millrace synth full --shape v4.1 --sparse");
   command.add_option("OUT_DIR", options.folder, "the folder to write; created if it does not exist")
       ->required()
@@ -331,6 +351,14 @@ void add_synth(CLI::App& app, SynthCommandOptions& options, std::function<int()>
       ->excludes(shape)
       ->group(group);
   add_size("--layers", options.sizes.layers, 1, "only the first N layers");
+  command
+      .add_option("--layer-ids", options.sizes.layer_ids,
+                  "only these layers, as 0,1,2: with the layers whose rows and selections they read")
+      ->delimiter(',')
+      ->transform(integer<int64_t>(0))
+      ->type_name("IDS")
+      ->excludes("--layers")
+      ->group(group);
   add_size("--experts", options.sizes.experts, 1, "routed experts per layer");
   add_size("--hidden", options.sizes.hidden, 1, "hidden_size");
   add_size("--vocab", options.sizes.vocab, 1, "vocabulary size");
@@ -349,7 +377,8 @@ void add_synth(CLI::App& app, SynthCommandOptions& options, std::function<int()>
       ->type_name("N");
   command.add_flag("--sparse", options.write.sparse,
                    "tensors are holes in the files: zeros that take no space");
-  command.add_flag("--overwrite", options.write.overwrite, "write into a folder that holds files");
+  command.add_flag("--overwrite", options.write.overwrite,
+                   "write into a folder that holds files; shards of a model there are removed");
   command.callback([&] { action = [&] { return run_synth(options); }; });
 }
 
@@ -404,6 +433,37 @@ std::vector<std::string> plain_arguments(int argc, char** argv) {
   return arguments;
 }
 
+// Of a flag that was given more often than it may be; the library names only its first name.
+std::string explain_repeats(const CLI::App& command, const std::string& otherwise) {
+  for (const CLI::Option* option : command.get_options()) {
+    const int most = std::max(option->get_items_expected_max(), 1);
+    const bool is_named = otherwise.starts_with(option->get_name() + ":");
+    if (!is_named || int64_t(option->count()) <= most) continue;
+    return format(option->get_name(), ": found ", option->count(), " values (",
+                  option->get_name(/*positional=*/false, /*all_options=*/true), "), expected ", most);
+  }
+  return otherwise;
+}
+
+FlagInfo flag_info(const CLI::Option& option) {
+  FlagInfo info{option.get_items_expected_max() == 0, {}};
+  for (const std::string& name : option.get_lnames()) info.names.push_back("--" + name);
+  for (const std::string& name : option.get_snames()) info.names.push_back("-" + name);
+  return info;
+}
+
+// "--flag=" with nothing behind it, of which the library would make the next argument its value:
+// with an unset variable of a shell one flag would swallow another.
+std::string find_empty_value(const std::vector<std::string>& arguments) {
+  for (const std::string& argument : arguments) {
+    if (argument == "--") break;
+    if (argument.starts_with("--") && argument.find('=') == argument.size() - 1) {
+      return argument.substr(0, argument.size() - 1);
+    }
+  }
+  return {};
+}
+
 // Names from llama.cpp and vLLM for what is named or defined a little differently here. (Where the
 // meaning is the same, they are names of our flags.)
 constexpr std::pair<std::string_view, std::string_view> kForeignFlags[] = {
@@ -456,7 +516,10 @@ std::string explain_extras(const CLI::App& app) {
     const std::string flag = extra.substr(0, extra.find('='));
     const std::string meant = meant_flag(command, flag.substr(flag.find_first_not_of('-')));
     return format(flag, ": no such flag; ",
-                  meant.empty() ? format("millrace ", command.get_name(), " --help lists them")
+                  meant.empty() ? format("millrace ", command.get_name(), " --help lists them",
+                                         command.get_name() == "serve"
+                                             ? ", docs/from-vllm.md those of vLLM"
+                                             : "")
                                 : format(command.get_name(), " has ", meant));
   }
   const std::string& first = extras[0] == "--" ? extras[1] : extras[0];
@@ -477,6 +540,7 @@ int run(int argc, char** argv) {
   BatchCommandOptions batch;
   ServeCommandOptions serve;
   BenchCommandOptions bench;
+  EvalCommandOptions eval;
   ForwardCommandOptions forward;
   InspectOptions inspect;
   SynthCommandOptions synth;
@@ -489,6 +553,7 @@ int run(int argc, char** argv) {
   add_generate(app, generate, action);
   add_replay(app, replay, action);
   add_batch(app, batch, action);
+  add_eval(app, eval, action);
   add_forward(app, forward, action);
   add_inspect(app, inspect, action);
   add_synth(app, synth, action);
@@ -498,18 +563,35 @@ int run(int argc, char** argv) {
             encode_file, run_chat_encode, action);
   add_lines(app, "chat-parse", "replies of the model to their parts, line by line", kParseExample,
             parse_file, run_chat_parse, action);
-  Result<std::vector<std::string>> arguments = expand_config(plain_arguments(argc, argv));
-  if (!arguments.has_value()) return fail_usage(arguments.error());
+  const CLI::App& served = *app.get_subcommand("serve");
+  Result<ExpandedArguments> expanded =
+      expand_config(plain_arguments(argc, argv), [&](const std::string& flag) {
+        const CLI::Option* option = served.get_option_no_throw(flag);
+        return option == nullptr ? std::nullopt : std::optional(flag_info(*option));
+      });
+  if (!expanded.has_value()) return fail_usage(expanded.error());
+  if (const std::string flag = find_empty_value(expanded.value().arguments); !flag.empty()) {
+    return fail_usage({Code::kInvalidArgument,
+                       format(flag, ": found nothing behind =, expected a value")});
+  }
   try {
     // CLI11 wants the last one first.
-    std::reverse(arguments.value().begin(), arguments.value().end());
-    app.parse(std::move(arguments.value()));
+    std::vector<std::string> arguments = expanded.value().arguments;
+    std::reverse(arguments.begin(), arguments.end());
+    app.parse(std::move(arguments));
   } catch (const CLI::Success& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& error) {
     // A required flag that seems to be missing may be a misspelled one that is left over.
     const bool is_extra = app.remaining_size(/*recurse=*/true) > 0;
-    return fail_usage({Code::kInvalidArgument, is_extra ? explain_extras(app) : error.what()});
+    std::string message = is_extra ? explain_extras(app) : error.what();
+    if (error.get_name() == "ArgumentMismatch" && !app.get_subcommands().empty()) {
+      message = explain_repeats(*app.get_subcommands()[0], message);
+    }
+    for (const auto& [flag, file] : expanded.value().file_of) {
+      if (message.starts_with(flag + ":")) message = format(file, ": ", message);
+    }
+    return fail_usage({Code::kInvalidArgument, message});
   }
   if (action) return action();
   std::cerr << app.help();

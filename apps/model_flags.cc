@@ -1,10 +1,12 @@
 #include "model_flags.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "base/format.h"
 #include "chat/request_parser.h"
 #include "console.h"
+#include "tokenizer/utf8.h"
 
 namespace millrace {
 namespace {
@@ -22,6 +24,7 @@ Result<std::pair<int32_t, double>> parse_logit_bias(std::string_view text) {
       !parse_number(text.substr(equals + 1), bias.second)) {
     return bad_flag("--logit-bias", text, "TOKEN_ID=NUMBER");
   }
+  bias.second = std::clamp(bias.second, -kMaxLogitBias, kMaxLogitBias);  // as the server does
   return bias;
 }
 
@@ -50,10 +53,11 @@ Result<LoadOptions> make_load_options(const ModelFlags& flags) {
   options.numerics = flags.numerics == "fp32" ? Numerics::kFp32 : Numerics::kReference;
   options.num_threads = flags.num_threads;
   options.isa = flags.isa;
+  options.expert_cache_bytes = flags.expert_cache_bytes;
   return options;
 }
 
-Result<std::unique_ptr<Llm>> open_llm(const ModelFlags& flags, const EngineFlags& engine) {
+Result<EngineOptions> make_engine_options(const ModelFlags& flags, const EngineFlags& engine) {
   EngineOptions options;
   ASSIGN_OR_RETURN(options.load, make_load_options(flags));
   options.prefill_chunk = flags.chunk;
@@ -65,8 +69,24 @@ Result<std::unique_ptr<Llm>> open_llm(const ModelFlags& flags, const EngineFlags
   options.max_waiting = engine.max_waiting;
   options.max_step_ms = engine.max_step_ms;
   options.kv_bytes = engine.kv_bytes;
+  return options;
+}
+
+Result<std::unique_ptr<Llm>> open_llm(const EngineOptions& options) {
   Progress progress("loading " + options.load.model_dir, "files");
   return Llm::open(options, [&](int64_t done, int64_t all) { progress(done, all); });
+}
+
+Result<std::unique_ptr<Llm>> open_llm(const ModelFlags& flags, const EngineFlags& engine) {
+  ASSIGN_OR_RETURN(const EngineOptions options, make_engine_options(flags, engine));
+  return open_llm(options);
+}
+
+bool parse_seed(std::string_view text, uint64_t& seed) {
+  int64_t with_sign = 0;
+  if (!parse_number(text, with_sign)) return parse_number(text, seed);
+  seed = uint64_t(with_sign);
+  return true;
 }
 
 Result<std::vector<int32_t>> parse_token_ids(std::string_view text) {
@@ -124,6 +144,17 @@ Result<SamplingParams> make_sampling(const SamplingFlags& flags, SamplingParams 
   if (flags.prompt_logprobs) params.prompt_logprobs = flags.prompt_logprobs;
   RETURN_IF_ERROR(validate(params, llm.engine().vocab_size()));
   return params;
+}
+
+std::string utf8_fault(const std::string& text) {
+  const std::optional<size_t> at = find_invalid_utf8(text);
+  return at ? format("found a byte at ", *at, " that is not UTF-8, expected UTF-8") : "";
+}
+
+Status check_utf8(std::string_view name, const std::string& text) {
+  const std::string fault = utf8_fault(text);
+  if (fault.empty()) return {};
+  return Error{Code::kInvalidArgument, format(name, ": ", fault)};
 }
 
 std::string effort_names() {

@@ -24,12 +24,18 @@ bool parse_number(std::string_view text, T& number) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
+// Any 64 bits, kSeedRange: a negative seed is the number with the same bits.
+bool parse_seed(std::string_view text, uint64_t& seed);
+
 // The directory that --model names, or that of the model that comes with the program.
 Result<std::string> resolve_model_dir(const std::string& model_dir);
 
 Result<LoadOptions> make_load_options(const ModelFlags& flags);
 
+Result<EngineOptions> make_engine_options(const ModelFlags& flags, const EngineFlags& engine);
+
 // With progress on stderr.
+Result<std::unique_ptr<Llm>> open_llm(const EngineOptions& options);
 Result<std::unique_ptr<Llm>> open_llm(const ModelFlags& flags, const EngineFlags& engine = {});
 
 // "1,2,3", also with blanks; one comma at most between two. The message does not say of what.
@@ -38,6 +44,11 @@ Result<std::vector<int32_t>> parse_token_ids(std::string_view text);
 // The flags over `defaults`.
 Result<SamplingParams> make_sampling(const SamplingFlags& flags, SamplingParams defaults,
                                      const Llm& llm);
+
+// What keeps text from being UTF-8; empty: nothing.
+std::string utf8_fault(const std::string& text);
+// The same as an error of what has this name.
+Status check_utf8(std::string_view name, const std::string& text);
 
 // "minimal, low, ... or 1 to 100".
 std::string effort_names();

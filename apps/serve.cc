@@ -4,13 +4,16 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 #include <thread>
 
 #include "base/format.h"
 #include "commands.h"
 #include "console.h"
 #include "model_flags.h"
+#include "named_files.h"
 #include "server/api_keys.h"
+#include "server/log.h"
 #include "server/server.h"
 #include "sys/file.h"
 
@@ -55,9 +58,16 @@ void raise_file_limit() {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-std::string environment(const char* name) {
+// A key; none: the variable is not there. One that is there and empty is a mistake, of a secret that
+// was not filled in: it must not open the server.
+Result<std::optional<std::string>> key_of_environment(const char* name) {
   const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
+  if (value == nullptr) return std::optional<std::string>();
+  if (*value == '\0') {
+    return Error{Code::kInvalidArgument,
+                 format(name, ": found nothing, expected a key; without one the variable is unset")};
+  }
+  return std::optional<std::string>(value);
 }
 
 Result<std::vector<ApiKey>> collect_keys(const ServeCommandOptions& options) {
@@ -72,7 +82,9 @@ Result<std::vector<ApiKey>> collect_keys(const ServeCommandOptions& options) {
     keys = std::move(parsed.value());
   }
   std::vector<std::string> plain = options.api_keys;
-  if (std::string key = environment("MILLRACE_API_KEY"); !key.empty()) plain.push_back(key);
+  ASSIGN_OR_RETURN(const std::optional<std::string> of_environment,
+                   key_of_environment("MILLRACE_API_KEY"));
+  if (of_environment) plain.push_back(*of_environment);
   for (size_t i = 0; i < plain.size(); ++i) {
     ApiKey key;
     key.name = format("key-", i + 1);
@@ -91,11 +103,9 @@ Result<ServerOptions> make_server_options(const ServeCommandOptions& options,
   }
   server.model_root = model_dir;
   ASSIGN_OR_RETURN(server.api_keys, collect_keys(options));
-  server.admin_key =
-      options.admin_key.empty() ? environment("MILLRACE_ADMIN_KEY") : options.admin_key;
-  if (options.certificate_file.empty() != options.key_file.empty()) {
-    return Error{Code::kInvalidArgument, "TLS needs both --ssl-certfile and --ssl-keyfile"};
-  }
+  ASSIGN_OR_RETURN(const std::optional<std::string> admin_key,
+                   key_of_environment("MILLRACE_ADMIN_KEY"));
+  server.admin_key = options.admin_key.empty() ? admin_key.value_or("") : options.admin_key;
   if (!options.certificate_file.empty()) {
     server.tls = net::TlsOptions{options.certificate_file, options.key_file, options.ca_file,
                                  options.requires_client_certificate, options.ciphers};
@@ -106,27 +116,47 @@ Result<ServerOptions> make_server_options(const ServeCommandOptions& options,
   return server;
 }
 
+// `log`: for lines of a program's log in place of those for people.
+Status serve(const ServeCommandOptions& options, StopSignals& signals, Log* log) {
+  ASSIGN_OR_RETURN(const std::string model_dir, resolve_model_dir(options.model.model_dir));
+  ASSIGN_OR_RETURN(ServerOptions server_options, make_server_options(options, model_dir));
+  ASSIGN_OR_RETURN(EngineOptions engine_options,
+                   make_engine_options(options.model, options.engine));
+  engine_options.load.serves = true;
+  if (log != nullptr) {
+    log->write(LogLevel::kInfo, "loading", {{"model", model_dir}});
+    engine_options.on_warning = [log](const std::string& what) {
+      log->write(LogLevel::kWarning, what);
+    };
+  }
+  ASSIGN_OR_RETURN(const std::unique_ptr<Llm> llm,
+                   log == nullptr ? open_llm(engine_options) : Llm::open(engine_options));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Server> server,
+                   Server::create(*llm, std::move(server_options), MILLRACE_VERSION));
+  signals.run(*server);
+  return {};
+}
+
 }  // namespace
 
 int run_serve(const ServeCommandOptions& options) {
+  const Status apart = check_apart({{"--api-key-file", options.api_key_file},
+                                    {"--ssl-certfile", options.certificate_file},
+                                    {"--ssl-keyfile", options.key_file},
+                                    {"--ssl-ca-certs", options.ca_file},
+                                    {"--engine", options.model.script_file}},
+                                   {{"--usage-log", options.server.usage_log_file},
+                                    {"--record", options.model.record_file}});
+  if (!apart.ok()) return fail_usage(apart.error());
   StopSignals signals;
   raise_file_limit();
-  const Result<std::string> model_dir = resolve_model_dir(options.model.model_dir);
-  if (!model_dir.has_value()) return fail(model_dir.error());
-  Result<ServerOptions> server_options = make_server_options(options, model_dir.value());
-  if (!server_options.has_value()) return fail(server_options.error());
-
-  Result<std::unique_ptr<Llm>> llm = open_llm(options.model, options.engine);
-  if (!llm.has_value()) return fail(llm.error());
-  Result<std::unique_ptr<Server>> server =
-      Server::create(*llm.value(), std::move(server_options.value()), MILLRACE_VERSION);
-  if (!server.has_value()) return fail(server.error());
-  const EngineInfo& info = llm.value()->engine().info();
-  warn(format("serving ", model_dir.value(), " at ", server.value()->address(), " (",
-              info.numerics_id, ", ", info.num_threads, " threads, ",
-              llm.value()->engine().max_model_len(), " tokens); Ctrl-C ends it"));
-  signals.run(*server.value());
-  return kExitOk;
+  std::optional<Log> log;  // outlives the engine, which may warn at any time
+  if (options.server.log_json) log.emplace(/*json=*/true);
+  const Status status = serve(options, signals, log ? &*log : nullptr);
+  if (status.ok()) return kExitOk;
+  if (!log) return fail(status.error());
+  log->write(LogLevel::kError, status.error().message);
+  return kExitError;
 }
 
 }  // namespace millrace

@@ -1,5 +1,6 @@
 #include "serve_flags.h"
 
+#include <algorithm>
 #include <string>
 
 #include "flag_groups.h"
@@ -7,24 +8,38 @@
 namespace millrace {
 namespace {
 
-std::string check_seconds(const std::string& text) {
+std::string check_seconds_from(double least, const std::string& text) {
   double number = 0;
-  const bool is_fine = parse_number(text, number) && number >= 0 && number <= 1e7;
-  return is_fine ? "" : "found \"" + text + "\", expected seconds from 0 to 1e7";
+  const bool is_fine = parse_number(text, number) && number >= least && number <= 1e7;
+  return is_fine ? "" : format("found \"", text, "\", expected seconds from ", least, " to 1e7");
 }
+
+std::string check_seconds(const std::string& text) { return check_seconds_from(0, text); }
+// Of times in milliseconds within which a client must do something: with none, no client could.
+std::string check_some_seconds(const std::string& text) { return check_seconds_from(0.001, text); }
 
 std::string check_root_path(const std::string& path) {
   const bool is_fine = path.starts_with('/') && !path.ends_with('/');
   return is_fine ? "" : "found \"" + path + "\", expected /NAME without a slash at the end";
 }
 
+// It begins names of Prometheus.
+std::string check_metrics_prefix(const std::string& prefix) {
+  const auto is_fine = [](char c) {
+    return ('a' <= c && c <= 'z') || ('A' <= c && c <= 'Z') || ('0' <= c && c <= '9') || c == '_' ||
+           c == ':';
+  };
+  const bool begins_with_digit = !prefix.empty() && '0' <= prefix[0] && prefix[0] <= '9';
+  if (!begins_with_digit && std::all_of(prefix.begin(), prefix.end(), is_fine)) return "";
+  return format("found \"", prefix, "\", expected letters, digits, _ and :, no digit first");
+}
+
 template <class Unit>
-void add_seconds(CLI::App& command, const char* name, Unit& value, const char* help,
-                 const std::string& group) {
-  command
+CLI::Option* add_seconds(CLI::App& command, const char* name, Unit& value, const char* help,
+                         const std::string& group) {
+  return command
       .add_option_function<double>(
           name, [&value](double seconds) { value = Unit(int64_t(seconds * 1000)); }, help)
-      ->check(check_seconds)
       ->type_name("S")
       ->default_str(format(double(value.count()) / 1000))
       ->group(group);
@@ -33,6 +48,7 @@ void add_seconds(CLI::App& command, const char* name, Unit& value, const char* h
 void add_address_flags(CLI::App& command, ServerOptions& options) {
   const std::string group = "Address";
   command.add_option("--host", options.host, "address to listen at; 0.0.0.0: every network")
+      ->check(check_text)
       ->capture_default_str()
       ->group(group);
   command.add_option("--port", options.port, "0: any that is free")
@@ -47,7 +63,7 @@ void add_address_flags(CLI::App& command, ServerOptions& options) {
       .add_option("--allowed-hosts", options.allowed_hosts,
                   "at a loopback address: names besides localhost that requests may give as Host, as "
                   "behind a proxy; may be repeated; *: any")
-      ->check(check_path)
+      ->check(check_text)
       ->type_name("NAME")
       ->allow_extra_args(false)
       ->group(group);
@@ -66,7 +82,7 @@ void add_access_flags(CLI::App& command, ServeCommandOptions& options) {
   command
       .add_option("--api-key", options.api_keys,
                   "a key that requests need; may be repeated; shows in the process list")
-      ->check(check_path)
+      ->check(check_text)
       ->type_name("KEY")
       ->allow_extra_args(false)
       ->group(group);
@@ -77,7 +93,7 @@ void add_access_flags(CLI::App& command, ServeCommandOptions& options) {
       ->type_name("FILE")
       ->group(group);
   command.add_option("--admin-key", options.admin_key, "opens /drain, /undrain, /tokenizer_info")
-      ->check(check_path)
+      ->check(check_text)
       ->type_name("KEY")
       ->group(group);
   command
@@ -87,35 +103,45 @@ void add_access_flags(CLI::App& command, ServeCommandOptions& options) {
       ->type_name("FILE")
       ->group(group);
   const std::string tls = "TLS (the files are read again when they change)";
-  command.add_option("--ssl-certfile", options.certificate_file, "certificate chain, PEM")
-      ->check(check_path)
-      ->type_name("FILE")
-      ->group(tls);
-  command.add_option("--ssl-keyfile", options.key_file, "private key, PEM")
-      ->check(check_path)
-      ->type_name("FILE")
-      ->group(tls);
+  CLI::Option* certificate =
+      command.add_option("--ssl-certfile", options.certificate_file, "certificate chain, PEM")
+          ->check(check_path)
+          ->type_name("FILE")
+          ->group(tls);
+  CLI::Option* key = command.add_option("--ssl-keyfile", options.key_file, "private key, PEM")
+                         ->check(check_path)
+                         ->type_name("FILE")
+                         ->needs(certificate)
+                         ->group(tls);
+  certificate->needs(key);
   command.add_option("--ssl-ca-certs", options.ca_file, "who may sign clients' certificates, PEM")
       ->check(check_path)
       ->type_name("FILE")
+      ->needs(certificate)
       ->group(tls);
   command
       .add_flag("--ssl-require-client-cert", options.requires_client_certificate,
                 "refuse clients without a certificate")
+      ->needs(certificate)
       ->group(tls);
   command.add_option("--ssl-ciphers", options.ciphers, "OpenSSL's list; default: its own")
+      ->check(check_text)
       ->type_name("LIST")
+      ->needs(certificate)
       ->group(tls);
   CorsOptions& cors = options.server.cors;
   const std::string browsers = "Pages of other origins (CORS)";
   command.add_option("--allowed-origins", cors.allowed_origins, "may be repeated; *: any")
+      ->check(check_text)
       ->capture_default_str()
       ->allow_extra_args(false)
       ->group(browsers);
   command.add_option("--allowed-methods", cors.allowed_methods, "")
+      ->check(check_text)
       ->capture_default_str()
       ->group(browsers);
   command.add_option("--allowed-headers", cors.allowed_headers, "")
+      ->check(check_text)
       ->capture_default_str()
       ->group(browsers);
   command.add_flag("--allow-credentials", cors.allows_credentials, "with cookies")->group(browsers);
@@ -150,12 +176,16 @@ void add_limit_flags(CLI::App& command, ServerOptions& options) {
                 "cut a max_tokens that does not fit, instead of a refusal")
       ->group(group);
   add_seconds(command, "--header-timeout", options.http.header_timeout,
-              "for the whole header of a request", group);
+              "for the whole header of a request", group)
+      ->check(check_some_seconds);
   add_seconds(command, "--body-timeout", options.http.body_timeout,
-              "without another byte of a body", group);
-  add_seconds(command, "--idle-timeout", options.http.idle_timeout, "between requests", group);
+              "without another byte of a body", group)
+      ->check(check_some_seconds);
+  add_seconds(command, "--idle-timeout", options.http.idle_timeout, "between requests", group)
+      ->check(check_seconds);
   add_seconds(command, "--write-timeout", options.http.write_timeout,
-              "of a client that takes nothing of its answer", group);
+              "of a client that takes nothing of its answer", group)
+      ->check(check_some_seconds);
   command
       .add_option("--early-stream-start", options.early_stream_start_s,
                   "begin a stream that has no token after so long, with comment lines; 0: wait")
@@ -188,6 +218,7 @@ void add_limit_flags(CLI::App& command, ServerOptions& options) {
 void add_report_flags(CLI::App& command, ServerOptions& options) {
   const std::string group = "Logs and metrics (MILLRACE_LOG_LEVEL: debug, info, warning, error)";
   command.add_option("--metrics-prefix", options.metrics_prefix, "of the names that vLLM has, too")
+      ->check(check_metrics_prefix)
       ->capture_default_str()
       ->group(group);
   command
@@ -225,7 +256,7 @@ void add_serve(CLI::App& app, ServeCommandOptions& options, std::function<int()>
   command
       .add_option("--served-model-name", options.server.served_model_names,
                   "the model's name in the API; may be repeated; default: the directory's name")
-      ->check(check_path)
+      ->check(check_text)
       ->type_name("NAME")
       ->allow_extra_args(false)
       ->group("Model");

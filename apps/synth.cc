@@ -26,7 +26,7 @@ Result<ModelConfig> base_config(const SynthCommandOptions& options) {
 Status synth(const SynthCommandOptions& options) {
   ASSIGN_OR_RETURN(const ModelConfig base, base_config(options));
   ASSIGN_OR_RETURN(const SynthPlan plan, plan_synth(base, options.sizes));
-  const Interrupts interrupts;
+  const Interrupts interrupts{SIGINT, SIGTERM};  // what is half written goes
   const auto begin = std::chrono::steady_clock::now();
   {
     Progress show(format("writing ", options.folder), "MB");

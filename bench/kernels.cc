@@ -1,10 +1,12 @@
 // Matrix products at the model's shapes, as JSON lines: time, bytes and operations per second, and
-// the fraction of the limit that binds, which is the best of what is measured just before and after
-// each case: by the median time, and by the tenth percentile, which a busy machine disturbs less.
+// the fraction of the limit that binds. All are medians over rounds of a few milliseconds, and each
+// round's fraction is of the limits measured just before and after it.
 //
-// usage: bench-kernels [--isa NAME] [--only NAME] [--rows R]
+// usage: bench-kernels [--isa NAME] [--only NAME] [--rows R] [--near]
 //
-// Weights come from memory: each call takes the next of a set of matrices that no cache holds.
+// Weights come from memory: each call takes the next of a set of matrices that no cache holds. With
+// --near it is always the same small one, which stays in the second-level cache: the rate of the
+// arithmetic alone.
 // Every case is compared with the reference once before it is timed.
 
 #include "kernels/kernels.h"
@@ -15,17 +17,20 @@
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "bench/limits.h"
+#include "sys/affinity.h"
 
 namespace millrace {
 namespace {
 
 constexpr size_t kPoolBytes = size_t{256} << 20;  // of weight codes
-constexpr double kSecondsPerCase = 0.4;
-constexpr size_t kMinCalls = 7;
+constexpr size_t kReadBytes = size_t{32} << 20;   // of them, to measure the bandwidth
+constexpr double kSecondsPerCase = 0.5, kSecondsPerRound = 0.003;
+constexpr size_t kMinRounds = 7;
 constexpr int64_t kMaxRows = 768, kMaxK = 5120;
 
 struct Shape {
@@ -33,6 +38,7 @@ struct Shape {
   int64_t weights() const { return n * k; }
 };
 constexpr Shape kShapes[] = {{5120, 5120}, {2304, 5120}, {5120, 2304}};
+constexpr Shape kNearShape[] = {{1024, 512}};
 constexpr int64_t kRows[] = {1, 2, 4, 8, 16, 32, kMaxRows};
 
 class Random {
@@ -151,25 +157,45 @@ bool is_correct(const Product& product, const Case& c, KernelContext& ctx,
   return true;
 }
 
+// What the machine can do at a moment.
 struct Limits {
-  double read_gbps = 0, fma_gflops = 0, byte_gops = 0;
-
-  void measure(ThreadPool& pool, const Inputs& in) {
-    read_gbps = std::max(read_gbps, measure_read(pool, std::as_bytes(std::span(in.codes))));
-    fma_gflops = std::max(fma_gflops, measure_fma(pool));
-    byte_gops = std::max(byte_gops, measure_byte_products(pool));
-  }
+  double read_gbps, fma_gflops, byte_gops;
 };
+
+// Reads another part of the pool each time.
+Limits measure_limits(ThreadPool& pool, const Inputs& in, size_t round) {
+  const auto memory = std::as_bytes(std::span(in.codes));
+  const size_t part = round * kReadBytes % (memory.size() - kReadBytes + 1);
+  return {measure_read(pool, memory.subspan(part, kReadBytes), 1), measure_fma(pool, 1),
+          measure_byte_products(pool, 1)};
+}
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-bool run_case(const KernelTable& table, const Product& product, const Case& c, ThreadPool& pool) {
+// Some calls, and what the machine could do just before and after them: its speed changes with
+// what others do on it, and a fraction is of one moment.
+struct Round {
+  double seconds;  // of a call
+  Limits limits;
+};
+
+template <class Figure>
+double quantile(double q, const std::vector<Round>& rounds, const Figure& figure) {
+  std::vector<double> figures;
+  for (const Round& round : rounds) figures.push_back(figure(round));
+  std::sort(figures.begin(), figures.end());
+  return figures[size_t(q * double(figures.size() - 1))];
+}
+
+bool run_case(const KernelTable& table, const Product& product, const Case& c, ThreadPool& pool,
+              bool near) {
   KernelContext ctx(pool);
   std::vector<float> out(size_t(c.rows * c.shape.n));
   const Matrix<float> out_view(out.data(), {c.rows, c.shape.n});
-  const auto copies = int64_t(kPoolBytes) * 8 / product.weight_bits / c.shape.weights();
+  const int64_t copies =
+      near ? 1 : int64_t(kPoolBytes) * 8 / product.weight_bits / c.shape.weights();
 
   product.call(table, ctx, c, 0, out_view);
   if (!is_correct(product, c, ctx, out_view)) {
@@ -177,49 +203,67 @@ bool run_case(const KernelTable& table, const Product& product, const Case& c, T
     return false;
   }
 
-  Limits limits;
-  limits.measure(pool, c.in);
-  std::vector<double> seconds;
-  for (const double start = now(); seconds.size() < kMinCalls || now() - start < kSecondsPerCase;) {
-    const auto copy = int64_t(seconds.size()) % copies;
-    const double before = now();
-    product.call(table, ctx, c, copy * c.shape.weights(), out_view);
-    seconds.push_back(now() - before);
+  std::vector<Round> rounds;
+  int64_t num_calls = 0;
+  Limits before = measure_limits(pool, c.in, 0);
+  for (const double start = now(); rounds.size() < kMinRounds || now() - start < kSecondsPerCase;) {
+    const double begin = now();
+    double seconds = 0;
+    int64_t calls = 0;
+    while (seconds < kSecondsPerRound) {
+      product.call(table, ctx, c, num_calls++ % copies * c.shape.weights(), out_view);
+      seconds = now() - begin;
+      ++calls;
+    }
+    const Limits after = measure_limits(pool, c.in, rounds.size() + 1);
+    rounds.push_back({seconds / double(calls),
+                      {(before.read_gbps + after.read_gbps) / 2,
+                       (before.fma_gflops + after.fma_gflops) / 2,
+                       (before.byte_gops + after.byte_gops) / 2}});
+    before = after;
   }
-  limits.measure(pool, c.in);
 
-  std::sort(seconds.begin(), seconds.end());
-  const auto quantile = [&](double q) { return seconds[size_t(q * double(seconds.size() - 1))]; };
-  const double median = quantile(0.5);
   const double bytes = product.bytes(c.shape);
   const double flops = 2.0 * double(c.shape.weights()) * double(c.rows);
-  const double read_time = bytes / limits.read_gbps / 1e9;
-  const double compute_time =
-      product.byte_products ? 2 * flops / limits.byte_gops / 1e9 : flops / limits.fma_gflops / 1e9;
-  const char* compute_name = product.byte_products ? "byte products" : "fma";
+  const auto read_time = [&](const Round& r) { return bytes / r.limits.read_gbps / 1e9; };
+  const auto compute_time = [&](const Round& r) {
+    return product.byte_products ? 2 * flops / r.limits.byte_gops / 1e9
+                                 : flops / r.limits.fma_gflops / 1e9;
+  };
+  const auto median = [&](const auto& figure) { return quantile(0.5, rounds, figure); };
+  const double seconds = median([](const Round& r) { return r.seconds; });
+  const bool read_binds = median([&](const Round& r) { return read_time(r) - compute_time(r); }) > 0;
   std::printf(
       "{\"bench\": \"%s\", \"n\": %lld, \"k\": %lld, \"rows\": %lld, \"threads\": %d, \"isa\": "
-      "\"%.*s\", "
-      "\"us\": %.1f, \"us_p10\": %.1f, \"us_p90\": %.1f, \"gbps\": %.2f, \"gflops\": %.1f, "
-      "\"limit\": \"%s\", \"fraction\": %.3f, \"fraction_p10\": %.3f, \"read_gbps\": %.1f, "
-      "\"fma_gflops\": %.1f, "
-      "\"fraction_of_fma\": %.3f}\n",
+      "\"%.*s\", \"rounds\": %zu, \"us\": %.1f, \"us_p10\": %.1f, \"us_p90\": %.1f, \"gbps\": %.2f, "
+      "\"gflops\": %.1f, \"limit\": \"%s\", \"fraction\": %.3f, \"fraction_of_read\": %.3f, "
+      "\"fraction_of_fma\": %.3f, \"read_gbps\": %.1f, \"fma_gflops\": %.1f, \"byte_gops\": %.1f}\n",
       product.name, (long long)c.shape.n, (long long)c.shape.k, (long long)c.rows,
-      pool.num_threads(), int(table.name.size()), table.name.data(), median * 1e6,
-      quantile(0.1) * 1e6, quantile(0.9) * 1e6, bytes / median / 1e9, flops / median / 1e9,
-      read_time > compute_time ? "read" : compute_name, std::max(read_time, compute_time) / median,
-      std::max(read_time, compute_time) / quantile(0.1), limits.read_gbps, limits.fma_gflops,
-      flops / median / 1e9 / limits.fma_gflops);
+      pool.num_threads(), int(table.name.size()), table.name.data(), rounds.size(), seconds * 1e6,
+      quantile(0.1, rounds, [](const Round& r) { return r.seconds * 1e6; }),
+      quantile(0.9, rounds, [](const Round& r) { return r.seconds * 1e6; }), bytes / seconds / 1e9,
+      flops / seconds / 1e9,
+      read_binds              ? "read"
+      : product.byte_products ? "byte products"
+                              : "fma",
+      median([&](const Round& r) {
+        return (read_binds ? read_time(r) : compute_time(r)) / r.seconds;
+      }),
+      median([&](const Round& r) { return read_time(r) / r.seconds; }),
+      median([&](const Round& r) { return flops / r.limits.fma_gflops / 1e9 / r.seconds; }),
+      median([](const Round& r) { return r.limits.read_gbps; }),
+      median([](const Round& r) { return r.limits.fma_gflops; }),
+      median([](const Round& r) { return r.limits.byte_gops; }));
   std::fflush(stdout);
   return true;
 }
 
-int run(const KernelTable& table, std::string_view only, int64_t only_rows) {
+int run(const KernelTable& table, std::string_view only, int64_t only_rows, bool near) {
   Inputs in;
-  for (int threads = 1; threads <= default_num_threads(); threads *= 2) {
+  for (int threads = 1; threads <= num_usable_cpus(); threads *= 2) {
     ThreadPool pool(threads);
     KernelContext ctx(pool);
-    for (const Shape& shape : kShapes) {
+    for (const Shape& shape : near ? std::span<const Shape>(kNearShape) : kShapes) {
       table.quantize_fp8(ctx, {in.x.data(), {kMaxRows, shape.k}},
                          {{in.x_codes.data(), {kMaxRows, shape.k}},
                           {in.x_scales.data(), {kMaxRows, shape.k / kQuantBlock}}});
@@ -227,7 +271,7 @@ int run(const KernelTable& table, std::string_view only, int64_t only_rows) {
         if (!only.empty() && only != product.name) continue;
         for (const int64_t rows : kRows) {
           if (only_rows != 0 && only_rows != rows) continue;
-          if (!run_case(table, product, {in, shape, rows}, pool)) return 1;
+          if (!run_case(table, product, {in, shape, rows}, pool, near)) return 1;
         }
       }
     }
@@ -242,10 +286,15 @@ int main(int argc, char** argv) {
   const millrace::KernelTable* table = millrace::find_kernels("");
   std::string_view only;
   int64_t rows = 0;
-  for (int i = 1; i < argc; i += 2) {
+  bool near = false;
+  for (int i = 1; i < argc; ++i) {
     const std::string_view flag = argv[i];
-    const char* value = i + 1 < argc ? argv[i + 1] : "";
-    if (i + 1 == argc) {
+    if (flag == "--near") {
+      near = true;
+      continue;
+    }
+    const char* value = ++i < argc ? argv[i] : "";
+    if (i == argc) {
       table = nullptr;
     } else if (flag == "--isa") {
       table = millrace::find_kernels(value);
@@ -257,9 +306,25 @@ int main(int argc, char** argv) {
       table = nullptr;
     }
     if (table == nullptr) {
-      std::fprintf(stderr, "usage: bench-kernels [--isa NAME] [--only NAME] [--rows R]\n");
+      std::fprintf(stderr, "usage: bench-kernels [--isa NAME] [--only NAME] [--rows R] [--near]\n");
       return 2;
     }
   }
-  return millrace::run(*table, only, rows);
+  const auto is_product = [&](const auto& product) { return only == product.name; };
+  const auto is_number = [&](int64_t number) { return rows == number; };
+  if (!only.empty() && std::ranges::none_of(millrace::kProducts, is_product)) {
+    std::fprintf(stderr, "--only: found \"%.*s\", expected one of", int(only.size()), only.data());
+    for (const auto& product : millrace::kProducts) {
+      std::fprintf(stderr, " %s", std::string(product.name).c_str());
+    }
+    std::fprintf(stderr, "\n");
+    return 2;
+  }
+  if (rows != 0 && std::ranges::none_of(millrace::kRows, is_number)) {
+    std::fprintf(stderr, "--rows: found %lld, expected one of", static_cast<long long>(rows));
+    for (int64_t number : millrace::kRows) std::fprintf(stderr, " %lld", static_cast<long long>(number));
+    std::fprintf(stderr, "\n");
+    return 2;
+  }
+  return millrace::run(*table, only, rows, near);
 }

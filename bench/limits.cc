@@ -108,36 +108,37 @@ double best_rate(ThreadPool& pool, double amount, int tries, const Work& work) {
 }
 
 constexpr int64_t kRounds = 400'000;  // about a millisecond
-constexpr int kTries = 5;
 
 template <class Work>
-double products_rate(ThreadPool& pool, int lanes_per_float, const Work& work) {
+double products_rate(ThreadPool& pool, int tries, int lanes_per_float, const Work& work) {
   const double products =
       double(kRounds) * 10 * HWY_DYNAMIC_DISPATCH(call_lanes)() * lanes_per_float;
-  return best_rate(pool, 2 * products * pool.num_threads(), kTries,
+  return best_rate(pool, 2 * products * pool.num_threads(), tries,
                    [&](int) { return work(kRounds); });
 }
 
 }  // namespace
 
-double measure_read(ThreadPool& pool, std::span<const std::byte> memory) {
+double measure_read(ThreadPool& pool, std::span<const std::byte> memory, int tries) {
   const size_t part = memory.size() / size_t(pool.num_threads()) / 4096 * 4096;
-  return best_rate(pool, double(part) * pool.num_threads(), 3, [&](int thread_idx) {
+  return best_rate(pool, double(part) * pool.num_threads(), tries, [&](int thread_idx) {
     const std::byte* begin = memory.data() + size_t(thread_idx) * part;
     return HWY_DYNAMIC_DISPATCH(call_read)(reinterpret_cast<const uint8_t*>(begin), part);
   });
 }
 
-double measure_fma(ThreadPool& pool) {
-  return products_rate(pool, 1, [](int64_t n) { return HWY_DYNAMIC_DISPATCH(call_fma)(n); });
+double measure_fma(ThreadPool& pool, int tries) {
+  return products_rate(pool, tries, 1, [](int64_t n) { return HWY_DYNAMIC_DISPATCH(call_fma)(n); });
 }
 
-double measure_byte_products(ThreadPool& pool) {
-  return products_rate(pool, 4, [](int64_t n) { return HWY_DYNAMIC_DISPATCH(call_bytes)(n); });
+double measure_byte_products(ThreadPool& pool, int tries) {
+  return products_rate(pool, tries, 4,
+                       [](int64_t n) { return HWY_DYNAMIC_DISPATCH(call_bytes)(n); });
 }
 
-double measure_short_products(ThreadPool& pool) {
-  return products_rate(pool, 2, [](int64_t n) { return HWY_DYNAMIC_DISPATCH(call_shorts)(n); });
+double measure_short_products(ThreadPool& pool, int tries) {
+  return products_rate(pool, tries, 2,
+                       [](int64_t n) { return HWY_DYNAMIC_DISPATCH(call_shorts)(n); });
 }
 
 }  // namespace millrace

@@ -4,13 +4,7 @@
 //
 // usage: bench-net [SECONDS [STREAMS]]
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sys/epoll.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -24,6 +18,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "bench/loopback.h"
 #include "net/event_loop.h"
 #include "net/http_client.h"
 #include "net/http_server.h"
@@ -70,7 +65,7 @@ struct Pair {
       HttpHandlers handlers;
       handlers.on_request = std::move(on_request);
       handlers.on_header = [](HttpRequest&) { return std::nullopt; };
-      handlers.make_error = [](int status, const std::string&) {
+      handlers.make_error = [](int status, const std::string&, const HttpRequest&) {
         return HttpResponse{status, {}, ""};
       };
       handlers.on_done = [](const HttpRequest&, const ExchangeRecord&) {};
@@ -92,58 +87,6 @@ struct Pair {
   std::unique_ptr<HttpServer> server;
   std::unique_ptr<HttpClient> client;
 };
-
-// The time of a thread that writes to each of so many sockets in turn, while another one reads.
-double write_cpu_us(int num_sockets, double seconds) {
-  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  MR_CHECK(::bind(listener, reinterpret_cast<sockaddr*>(&address), size) == 0);
-  MR_CHECK(::listen(listener, 128) == 0);
-  MR_CHECK(::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size) == 0);
-  std::vector<int> writers, readers;
-  const int epoll = ::epoll_create1(0);
-  for (int i = 0; i < num_sockets; ++i) {
-    writers.push_back(::socket(AF_INET, SOCK_STREAM, 0));
-    MR_CHECK(::connect(writers[size_t(i)], reinterpret_cast<sockaddr*>(&address), size) == 0);
-    const int on = 1;
-    ::setsockopt(writers[size_t(i)], IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    readers.push_back(::accept(listener, nullptr, nullptr));
-    epoll_event event{EPOLLIN, {}};
-    event.data.fd = readers[size_t(i)];
-    ::epoll_ctl(epoll, EPOLL_CTL_ADD, readers[size_t(i)], &event);
-  }
-  std::atomic<bool> is_over = false;
-  std::thread reader([&] {
-    char buffer[4096];
-    epoll_event events[256];
-    while (!is_over) {
-      const int count = ::epoll_wait(epoll, events, 256, 10);
-      for (int i = 0; i < count; ++i) (void)::recv(events[i].data.fd, buffer, sizeof buffer, 0);
-    }
-  });
-  const std::string bytes(kEventBytes, 'x');
-  const Clock::time_point end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                                   std::chrono::duration<double>(seconds));
-  const double begin = thread_cpu_us();
-  double num_writes = 0;
-  while (Clock::now() < end) {
-    for (const int fd : writers) {
-      MR_CHECK(::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL) == ssize_t(bytes.size()));
-    }
-    num_writes += num_sockets;
-  }
-  const double cpu_us = (thread_cpu_us() - begin) / num_writes;
-  is_over = true;
-  reader.join();
-  for (const int fd : writers) ::close(fd);
-  for (const int fd : readers) ::close(fd);
-  ::close(listener);
-  ::close(epoll);
-  return cpu_us;
-}
 
 void bench_requests(double seconds) {
   Pair pair([](std::shared_ptr<HttpExchange> exchange) {
@@ -174,7 +117,7 @@ void bench_requests(double seconds) {
   const double cpu_us = (pair.server_cpu_us() - cpu_begin) / count;
   is_over = true;
   all_done.get_future().wait();
-  const double write_us = write_cpu_us(kConnections, seconds);
+  const double write_us = write_to_loopback(kConnections, kEventBytes, seconds, {}).cpu_us;
   std::printf("{\"case\": \"requests\", \"connections\": %d, \"per_s\": %.0f, \"cpu_us\": %.2f, "
               "\"writes\": %.2f}\n",
               kConnections, count / seconds, cpu_us, cpu_us / write_us);
@@ -222,7 +165,7 @@ void bench_events(int num_streams, double seconds) {
     open.clear();
   });
   all_done.get_future().wait();
-  const double write_us = write_cpu_us(num_streams, seconds);
+  const double write_us = write_to_loopback(num_streams, kEventBytes, seconds, {}).cpu_us;
   std::printf("{\"case\": \"events\", \"streams\": %d, \"per_s\": %.0f, \"cpu_us\": %.2f, "
               "\"writes\": %.2f}\n",
               num_streams, double(num_events) / elapsed, cpu_us, cpu_us / write_us);

@@ -4,20 +4,19 @@
 //
 // usage: bench-scripted MODEL_DIR [STREAMS...]     (of the directory config.json is read)
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
 #include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "base/distribution.h"
+#include "base/format.h"
+#include "bench/temporary_file.h"
 #include "engine/engine.h"
-#include "sys/file.h"
 
 namespace millrace {
 namespace {
@@ -81,13 +80,12 @@ void measure(const EngineOptions& options, int64_t num_streams) {
     late_us.insert(late_us.end(), stream.late_us.begin(), stream.late_us.end());
     stream.owner.reset();
   }
-  std::sort(late_us.begin(), late_us.end());
-  const auto at = [&](double share) { return late_us[size_t(share * double(late_us.size() - 1))]; };
+  const Distribution late = distribution(std::move(late_us));
   std::printf("{\"name\": \"scripted\", \"streams\": %lld, \"delay_ms\": %g, \"events\": %zu, "
               "\"rounds\": %lld, \"late_us_p50\": %.1f, \"late_us_p99\": %.1f, "
               "\"late_us_max\": %.1f}\n",
-              static_cast<long long>(num_streams), kDelayMs, late_us.size(),
-              static_cast<long long>(num_rounds), at(0.5), at(0.99), at(1));
+              static_cast<long long>(num_streams), kDelayMs, size_t(late.n),
+              static_cast<long long>(num_rounds), late.p50, late.p99, late.max);
   std::fflush(stdout);
 }
 
@@ -96,30 +94,17 @@ int run(int argc, char** argv) {
     std::fprintf(stderr, "usage: bench-scripted MODEL_DIR [STREAMS...]\n");
     return 2;
   }
-  std::string script = std::filesystem::temp_directory_path() / "bench-scripted-XXXXXX";
-  const int file = ::mkstemp(script.data());
-  if (file < 0) {
-    std::perror(script.c_str());
-    return 1;
-  }
-  ::close(file);
+  const TemporaryFile script(
+      format("{\"delay_ms\": ", kDelayMs, ", \"repeat\": ", kEvents,
+             ", \"finish_reason\": \"length\", \"pieces\": [{\"ids\": [65]}]}\n"));
   EngineOptions options;
   options.load.model_dir = argv[1];
   options.max_num_seqs = 4096;
-  options.script_file = script;
-  const Status written =
-      write_file(script, "{\"delay_ms\": " + std::to_string(kDelayMs) + ", \"repeat\": " +
-                             std::to_string(kEvents) +
-                             ", \"finish_reason\": \"length\", \"pieces\": [{\"ids\": [65]}]}\n");
-  if (!written.ok()) {
-    std::fprintf(stderr, "%s\n", written.error().message.c_str());
-    return 1;
-  }
+  options.script_file = script.path();
   std::vector<int64_t> counts = {1, 64, 2048};
   if (argc > 2) counts.clear();
   for (int i = 2; i < argc; ++i) counts.push_back(std::max(std::atoll(argv[i]), 1ll));
   for (int64_t count : counts) measure(options, count);
-  ::unlink(script.c_str());
   return 0;
 }
 

@@ -3,10 +3,9 @@
 // `millrace bench`.
 //
 //   idle      the server's share of a core with nothing to do
-//   latency   when an event arrived and when the script had it due. "p99_ms" counts from the
-//   sending
-//             of the request, so that it contains all of the server and the client;
-//             "p99_above_best_ms" from the quickest event of the stream
+//   latency   of an event: when the client read it against when the script had it due, above the
+//             quickest of all. "bare": the same of as many bytes that one thread writes to as many
+//             sockets and another reads. "added": what the server and the client add to that
 //   cpu       of the server for an event, and in writes of as many bytes to a loopback socket, 64
 //             every 10 ms as well
 //   engine    tokens for a second of the engine's processor time, in process and through the server
@@ -19,10 +18,8 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <signal.h>
 #include <spawn.h>
-#include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -30,11 +27,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -44,6 +39,8 @@
 
 #include "base/check.h"
 #include "base/format.h"
+#include "bench/loopback.h"
+#include "bench/temporary_file.h"
 #include "bench_engine.h"
 #include "chat/json.h"
 #include "llm/llm.h"
@@ -167,82 +164,6 @@ int64_t process_cpu_ns() {
   ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
   return int64_t(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
 }
-
-// ---- Writes to loopback sockets, paced like the events: so many every step.
-
-double write_cpu_us(int num_sockets, double seconds, size_t num_bytes) {
-  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = loopback(0);
-  socklen_t size = sizeof address;
-  MR_CHECK(::bind(listener, reinterpret_cast<sockaddr*>(&address), size) == 0);
-  MR_CHECK(::listen(listener, 128) == 0);
-  MR_CHECK(::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size) == 0);
-  std::vector<int> writers, readers;
-  const int epoll = ::epoll_create1(0);
-  for (int i = 0; i < num_sockets; ++i) {
-    writers.push_back(::socket(AF_INET, SOCK_STREAM, 0));
-    MR_CHECK(::connect(writers.back(), reinterpret_cast<sockaddr*>(&address), size) == 0);
-    const int on = 1;
-    ::setsockopt(writers.back(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    readers.push_back(::accept(listener, nullptr, nullptr));
-    epoll_event event{EPOLLIN, {}};
-    event.data.fd = readers.back();
-    ::epoll_ctl(epoll, EPOLL_CTL_ADD, readers.back(), &event);
-  }
-  std::atomic<bool> is_over = false;
-  std::thread reader([&] {
-    char buffer[4096];
-    epoll_event events[64];
-    while (!is_over) {
-      const int count = ::epoll_wait(epoll, events, 64, 10);
-      for (int i = 0; i < count; ++i) (void)::recv(events[i].data.fd, buffer, sizeof buffer, 0);
-    }
-  });
-  const std::string bytes(num_bytes, 'x');
-  const auto step = std::chrono::microseconds(int64_t(kStepMs * 1000));
-  const int64_t num_steps = int64_t(seconds * 1000 / kStepMs);
-  auto due = std::chrono::steady_clock::now();
-  int64_t cpu_ns = 0;
-  for (int64_t i = 0; i < num_steps; ++i) {
-    std::this_thread::sleep_until(due += step);
-    const int64_t begin = thread_cpu_ns();
-    for (const int fd : writers) {
-      MR_CHECK(::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL) == ssize_t(bytes.size()));
-    }
-    cpu_ns += thread_cpu_ns() - begin;
-  }
-  is_over = true;
-  reader.join();
-  for (const int fd : writers) ::close(fd);
-  for (const int fd : readers) ::close(fd);
-  ::close(listener);
-  ::close(epoll);
-  return double(cpu_ns) / 1e3 / double(num_steps * num_sockets);
-}
-
-// How late a thread wakes that sleeps until the next step, again and again.
-class Sleeper {
- public:
-  Sleeper()
-      : thread_([this] {
-          const auto step = std::chrono::microseconds(int64_t(kStepMs * 1000));
-          for (auto due = std::chrono::steady_clock::now() + step; !is_over_; due += step) {
-            std::this_thread::sleep_until(due);
-            const auto late = std::chrono::steady_clock::now() - due;
-            late_ms_.push_back(std::chrono::duration<double, std::milli>(late).count());
-          }
-        }) {}
-  Distribution stop() {
-    is_over_ = true;
-    thread_.join();
-    return distribution(late_ms_);
-  }
-
- private:
-  std::atomic<bool> is_over_{false};
-  std::vector<double> late_ms_;
-  std::thread thread_;  // last: it uses the others
-};
 
 // ---- A batch: so many requests at once.
 
@@ -388,7 +309,14 @@ void print_idle(ServerSide& server, double seconds) {
               double(idle.process_ns) / 1e9 / seconds);
 }
 
-// How late the events were read, against the quickest of all.
+// Against the quickest of all: what they have in common is nobody's delay.
+Distribution above_best(std::vector<double> late_ms) {
+  const double best = *std::min_element(late_ms.begin(), late_ms.end());
+  for (double& late : late_ms) late -= best;
+  return distribution(std::move(late_ms));
+}
+
+// How late the events were read.
 Distribution lateness(const RunOutcome& run) {
   std::vector<double> late_ms;
   for (const RequestRecord& record : run.records) {
@@ -396,9 +324,7 @@ Distribution lateness(const RunOutcome& run) {
       late_ms.push_back(double(record.chunks[k].at_ns) / 1e6 - double(k) * kStepMs);
     }
   }
-  const double best = *std::min_element(late_ms.begin(), late_ms.end());
-  for (double& late : late_ms) late -= best;
-  return distribution(std::move(late_ms));
+  return above_best(std::move(late_ms));
 }
 
 // The figures of all rounds: the median, and the lowest.
@@ -428,22 +354,27 @@ void bench_script(ServerSide& server, EngineSide& engine, int64_t num_streams, d
   engine.warm_up();
   Figures latency, cpu, rates;
   for (int round = 0; round < kRounds; ++round) {
-    const double write_us = write_cpu_us(int(num_streams), seconds / 2, kTypicalEventBytes);
-    Sleeper sleeper;
+    const LoopbackWrites writes =
+        write_to_loopback(int(num_streams), kTypicalEventBytes, seconds / 2,
+                          std::chrono::microseconds(int64_t(kStepMs * 1000)));
+    const Distribution bare = above_best(writes.late_ms);
     const Measured m = server.measure();
-    const Distribution sleep = sleeper.stop(), late = lateness(m.run);
+    const Distribution late = lateness(m.run);
     const Measured alone = engine.measure();
 
     latency.add("p50_ms", late.p50);
     latency.add("p99_ms", late.p99);
-    latency.add("sleep_p99_ms", sleep.p99);
+    latency.add("bare_p50_ms", bare.p50);
+    latency.add("bare_p99_ms", bare.p99);
+    latency.add("added_p50_ms", late.p50 - bare.p50);
+    latency.add("added_p99_ms", late.p99 - bare.p99);
     latency.add("client_cpu", double(m.run.client_cpu_ns) / double(m.run.wall_ns));
     const double events = double(m.used.output_tokens);
     const double process_us = double(m.used.process_ns) / 1e3 / events;
-    cpu.add("write_us", write_us);
+    cpu.add("write_us", writes.cpu_us);
     cpu.add("network_us", double(m.used.network_ns) / 1e3 / events);
     cpu.add("process_us", process_us);
-    cpu.add("process_writes", process_us / write_us);
+    cpu.add("process_writes", process_us / writes.cpu_us);
     rates.add("in_process_tok_per_cpu_s", alone.tokens_per_cpu_s);
     rates.add("server_tok_per_cpu_s", m.tokens_per_cpu_s);
     rates.add("server_over_in_process", m.tokens_per_cpu_s / alone.tokens_per_cpu_s);
@@ -480,15 +411,11 @@ int run(int argc, char** argv) {
   limit.rlim_cur = limit.rlim_max;
   ::setrlimit(RLIMIT_NOFILE, &limit);
 
-  char script[] = "/tmp/bench-server-XXXXXX";
-  const int script_fd = ::mkstemp(script);
-  if (script_fd < 0) stop("cannot create a file in /tmp");
-  ::close(script_fd);
-  std::ofstream(script) << format(
+  const TemporaryFile script(format(
       "{\"delay_ms\": ", kStepMs, ", \"first_delay_ms\": 0, \"repeat\": \"forever\", ",
       "\"pieces\": [{\"text\": \" word\"}]}\n{\"key\": \"", kHoldKey, "\", \"delay_ms\": ", kHoldMs,
-      ", \"pieces\": [{\"text\": \".\"}]}\n");
-  const std::string scripted = format("scripted=", script);
+      ", \"pieces\": [{\"text\": \".\"}]}\n"));
+  const std::string scripted = format("scripted=", script.path());
 
   Result<Tokenizer> tokenizer = open_tokenizer(model_dir);
   if (!tokenizer.has_value()) stop(tokenizer.error().message);
@@ -507,12 +434,11 @@ int run(int argc, char** argv) {
   {
     const ServerProcess process(program, scripted, model_dir, num_streams);
     ServerSide server(loop, process.url(), batch, prompts, tokenizer.value(), /*holds=*/true);
-    options.script_file = script;
+    options.script_file = script.path();
     EngineSide engine(loop, options, batch, prompts);
     print_idle(server, seconds);
     bench_script(server, engine, num_streams, seconds);
   }
-  ::unlink(script);
 
   options.script_file.clear();
   batch.mix.lengths.output_tokens = kModelTokens;

@@ -2,7 +2,8 @@
 // all decode, and prompts in steps of as many rows. Rates are those of the engine's own counters:
 // rows over the time of its steps. "outside" is the share of that time in which the engine's
 // thread works outside the regions of its thread pool, and what it does then. Medians of several
-// runs, the batches taking turns, with the lowest and the highest.
+// runs, the batches taking turns, with the lowest and the highest. Last, what of the process's
+// memory is in huge pages.
 //
 // usage: bench-serving MODEL_DIR [THREADS [RUNS [BATCH...]]]
 
@@ -16,6 +17,7 @@
 
 #include "engine/engine.h"
 #include "llm/llm.h"
+#include "sys/memory.h"
 
 namespace millrace {
 namespace {
@@ -169,6 +171,11 @@ int run(int argc, char** argv) {
                 "\"value\": %.3f}\n",
                 static_cast<long long>(batch), decode_rate / prefill_rate);
   }
+  const HugePageUse huge = read_huge_page_use();
+  std::printf("{\"bench\": \"serving\", \"what\": \"memory\", \"private_bytes\": %lld, "
+              "\"private_huge_bytes\": %lld, \"file_huge_bytes\": %lld}\n",
+              static_cast<long long>(anonymous_bytes()),
+              static_cast<long long>(huge.anonymous_bytes), static_cast<long long>(huge.file_bytes));
   return 0;
 }
 
