@@ -19,8 +19,9 @@ def tally(log):
     for output in re.split(r"^\d+/\d+ Testing: ", log, flags=re.M)[1:]:
         succeeded = re.search(r"^Test Passed\.$", output, re.M)
         passed_cases, failed_cases = cases("PASSED", output), cases("FAILED", output)
-        skipped += cases("SKIPPED", output)
-        if not passed_cases and not failed_cases:
+        skipped_cases = cases("SKIPPED", output)
+        skipped += skipped_cases
+        if not passed_cases and not failed_cases and not skipped_cases:
             passed_cases = 1 if succeeded else 0
         if not succeeded and not failed_cases:
             failed_cases = 1

@@ -127,7 +127,7 @@ class Bench(unittest.TestCase):
         self.assertEqual(run.status, 1)
         self.assertEqual(run.summary["errors"], {"error in the stream": 10})
         self.assertFalse(run.summary["valid"])
-        self.assertIn("it broke", run.out)
+        self.assertIn("the engine failed at this request", run.out)
         self.assertTrue(any("errors" in reason for reason in run.summary["invalid_reasons"]))
 
     def test_ctrl_c_ends_with_a_report_of_what_there_was(self):
@@ -163,6 +163,10 @@ class Bench(unittest.TestCase):
         for flags in (["--extra-body", "[1]"], ["--url", "nonsense"], ["--ramp", "linear"],
                       ["--range-ratio", "2"], ["--url", "http://h", "--in-process"]):
             self.assertEqual(bench(*flags).status, 2, flags)
+        for flag in ("--url", "--api-key", "--model-name", "--extra-body"):
+            run = bench(flag, "")
+            self.assertEqual(run.status, 2)
+            self.assertIn(f"{flag}: found nothing, expected at least one character", run.err)
 
     def test_an_engine_in_process_has_the_same_report(self):
         url = self.serve(steady(10, 2))
@@ -188,6 +192,35 @@ class Bench(unittest.TestCase):
         refused = bench(*flags)
         self.assertEqual(refused.status, 1)
         self.assertIn("line 2", refused.err)
+
+    def test_no_output_destroys_another_file_of_the_command(self):
+        folder = Path(self.folder.name)
+        lengths = folder / "lengths.csv"
+        lengths.write_text("10,2\n")
+        for flags, message in (
+            (["--lengths", lengths, "--summary", lengths], "--summary: found the file of --lengths"),
+            (["--corpus", lengths, "--requests-file", lengths],
+             "--requests-file: found the file of --corpus"),
+            (["--in-process", "--engine", f"scripted={lengths}", "--summary", lengths],
+             "--summary: found the file of --engine"),
+            (["--summary", folder / "x", "--requests-file", folder / "x"],
+             "--requests-file: found the file of --summary"),
+        ):
+            run = subprocess.run([BINARY, "bench", *map(str, flags)], capture_output=True, text=True,
+                                 timeout=TIMEOUT)
+            self.assertEqual(run.returncode, 2, run.stderr)
+            self.assertIn(message, run.stderr)
+        self.assertEqual(lengths.read_text(), "10,2\n")
+
+    def test_outputs_that_cannot_be_written_are_told_before_the_run(self):
+        for flag in ("--summary", "--requests-file"):
+            # There is no server: it would be waited for.
+            run = subprocess.run(
+                [BINARY, "bench", "--url", "http://127.0.0.1:1", flag, f"{self.folder.name}/no/where"],
+                capture_output=True, text=True, timeout=TIMEOUT)
+            self.assertEqual(run.returncode, 1)
+            self.assertIn("no/where: cannot be written: No such file", run.stderr)
+            self.assertNotIn("waiting", run.stderr)
 
     def test_a_duration_ends_the_sending_and_not_the_answers(self):
         url = self.serve(steady(1, 1))
@@ -216,10 +249,11 @@ class Bench(unittest.TestCase):
         run = bench("--in-process", "--model", NANO, "--numerics", "fp32", "--threads", 1, "--isa",
                     "ref", "--chunk", 16, "--max-model-len", 64, "--max-num-seqs", 2,
                     "--max-num-batched-tokens", 32, "--max-step-ms", 100, "--kv-bytes", 1 << 24,
-                    "--requests", 2, "--concurrency", 2, "--input-tokens", 8, "--output-tokens", 2,
+                    "--expert-cache-bytes", 1 << 20, "--requests", 2, "--concurrency", 2, "--input-tokens", 8, "--output-tokens", 2,
                     "--warmup", 0)
         self.assertEqual(run.status, 0, run.out + run.err)
         self.assertEqual(run.summary["server"]["threads"], 1)
+        self.assertEqual(run.summary["server"]["output_tokens"], 4)
 
     def test_the_same_seed_sends_the_same_requests(self):
         url = self.serve(steady(1, 1))

@@ -54,17 +54,19 @@ def note_flags(arguments):
         used_flags.update((arguments[0], a) for a in arguments if a.startswith("-"))
 
 
-def run(*arguments, stdin="", binary=None):
+def run(*arguments, stdin="", binary=None, env=None, preexec_fn=None):
+    """`env`: variables besides this process's."""
     arguments = [str(a) for a in arguments]
     note_flags(arguments)
     return subprocess.run(
-        [binary or BINARY, *arguments], input=stdin, capture_output=True, text=True, timeout=TIMEOUT
+        [binary or BINARY, *arguments], input=stdin, capture_output=True, text=True, timeout=TIMEOUT,
+        env={**os.environ, **(env or {})}, preexec_fn=preexec_fn
     )
 
 
-def output(*arguments, stdin=""):
+def output(*arguments, **keywords):
     """stdout of a run that must succeed."""
-    result = run(*arguments, stdin=stdin)
+    result = run(*arguments, **keywords)
     if result.returncode != 0:
         raise AssertionError(f"{arguments}: exit {result.returncode}: {result.stderr}")
     return result.stdout
@@ -133,7 +135,7 @@ class Basics(Case):
 
     def test_help_is_everywhere(self):
         commands = re.findall(r"^  ([a-z-]+)  ", output("--help").split("Subcommands:")[1], re.M)
-        self.assertEqual(len(commands), 13)
+        self.assertEqual(len(commands), 14)
         for command in commands:
             self.assertIn("Usage: millrace " + command, output(command, "--help"))
             self.assertIn("Usage: millrace " + command, output(command, "-h"))
@@ -192,11 +194,24 @@ class Basics(Case):
                 ["generate", "--logit-bias", "4096=1", "x"],
             ),
             (
-                "logit_bias: found 101 for token 0, expected -100 to 100",
-                ["generate", "--logit-bias", "0=101", "x"],
+                "logit_bias: found nan for token 0, expected -100 to 100",
+                ["generate", "--logit-bias", "0=nan", "x"],
             ),
             ('--stop-token-ids: found "1.5"', ["generate", "--stop-token-ids", "1.5", "x"]),
-            ("stop: found an empty string", ["generate", "--stop", "", "x"]),
+            ("--stop: found nothing, expected at least", ["generate", "--stop", "", "x"]),
+            ("--bad-word: found nothing, expected at least", ["chat", "--bad-word", ""]),
+            (
+                r"--temperature: found 2 values \(--temperature,--temp\), expected 1\n",
+                ["generate", "--temp", "0", "--temp", "1", "x"],
+            ),
+            (
+                "--prompt: found a byte at 3 that is not UTF-8, expected UTF-8",
+                ["generate", b"ab \xff".decode(errors="surrogateescape")],
+            ),
+            (
+                "--system: found a byte at 0 that is not UTF-8",
+                ["chat", "--system", b"\xc3".decode(errors="surrogateescape")],
+            ),
             (
                 '^millrace: --effort: found "lots", expected minimal, low, medium, high, xhigh, '
                 "max, ultra or 1 to 100\n$",
@@ -277,7 +292,7 @@ class Basics(Case):
     def test_integers_do_not_wrap(self):
         most = 2**63 - 1
         for flag, least, most, values in [
-            ("--seed", 0, 2**64 - 1, ["1.5", "0x1"]),
+            ("--seed", -(2**63), 2**64 - 1, ["1.5", "0x1"]),
             ("--max-tokens", 0, most, ["-9223372036854775809", "1e3"]),
             ("--min-tokens", 0, most, []),
             ("--max-model-len", 1, most, []),
@@ -291,8 +306,9 @@ class Basics(Case):
             for value in [least - 1, most + 1, *values]:
                 pattern = f'{flag}: found "{value}", expected an integer from {least} to {most}\n'
                 self.refused(2, re.escape(pattern), "generate", "--json", f"{flag}={value}", "x")
-        for seed in (0, 2**64 - 1):
-            self.assertEqual(generate("--seed", seed, "--max-tokens", 0, "x")["seed"], seed)
+        for seed in (0, 2**64 - 1, -1, -(2**63)):
+            got = generate("--seed", seed, "--max-tokens", 0, "x")["seed"]
+            self.assertEqual(got, seed % 2**64)
         self.assertEqual(len(greedy("--max-tokens", "010", "x")["token_ids"]), 10)
 
     def test_output_that_is_lost_is_an_error(self):
@@ -388,6 +404,8 @@ class Basics(Case):
         shutil.copy(NANO / "config.json", config_only)
         request = self.file("request.json", {"messages": [{"role": "king", "content": "x"}]})
         not_json = self.file("not.json", "{")
+        not_text = self.folder / "not.txt"
+        not_text.write_bytes(b"a\xffb")
         large = self.sparse("large", 1 << 30)
         pipe = self.folder / "pipe"
         os.mkfifo(pipe)
@@ -413,7 +431,9 @@ class Basics(Case):
             (f"{missing}", ["inspect", missing]),
             (f"{not_json}", ["inspect", not_json]),
             (f"{pipe}: not a regular file", ["inspect", pipe]),
-            (f"{pipe}: not a regular file", ["generate", "--file", pipe]),
+            (f"{self.folder}: not a regular file", ["generate", "--file", self.folder]),
+            ("/dev/null: JSON byte 0", ["generate", "--chat", "/dev/null"]),
+            (f"{not_text}: found a byte at 1 that is not UTF-8", ["generate", "--file", not_text]),
             (
                 f"{large}: 1073741824 bytes, expected at most 1048576",
                 ["inspect", large],
@@ -448,6 +468,30 @@ class Inspect(Case):
         self.assertRegex(text, r"(?m)^routed expert +1632 ")
         self.assertRegex(text, r"(?m)^4 +1 +4 +4 +compressor, index, candidate source$")
         self.assertRegex(text, r"checkpoint: 2 files, every tensor present")
+
+    def test_what_stands_beside_the_weights_is_checked_too(self):
+        model = self.folder / "model"
+        for name, content, fault in (
+            ("tokenizer.json", None, "tokenizer.json: cannot open: No such file"),
+            ("tokenizer.json", "{", "tokenizer.json: "),
+            ("generation_config.json", '{"temperature": -1}', "generation_config.json: temperature"),
+        ):
+            shutil.copytree(NANO, model)
+            (model / name).unlink()
+            if content is not None:
+                (model / name).write_text(content)
+            result = run("inspect", model)
+            self.assertEqual(result.returncode, 1, name)
+            self.assertIn(f"millrace: {model}/{fault}", result.stderr)
+            self.assertIn("every tensor present", result.stdout)
+            shutil.rmtree(model)
+        shutil.copytree(NANO, model)
+        (model / "generation_config.json").unlink()  # nobody needs it
+        output("inspect", model)
+
+    def test_an_empty_name_is_no_default(self):
+        self.refused(2, "PATH: found an empty name, expected a path", "inspect", "")
+        self.refused(2, "--isa: found nothing, expected", "forward", "--isa", "", "--token-ids", "1")
 
     def test_json_of_the_released_config_has_the_published_totals(self):
         info = json.loads(output("inspect", ROOT / "tests/golden/config-v4.1-flash.json", "--json"))
@@ -488,7 +532,53 @@ class Inspect(Case):
         self.assertIn(info["cpu"], text)
         self.assertEqual({t["numerics_id"] for t in info["tables"]}, {info["numerics_id"]})
         self.assertRegex(text, rf"(?m)^kernels  {info['isa']} .*\(chosen\)$")
-        self.assertGreaterEqual(info["threads"], 1)
+        self.assertEqual(info["threads"], info["thread_plan"]["count"])
+        self.assertIn(f"\nthreads  {info['threads']}: {info['thread_plan']['reason']}\n", text)
+
+    def test_what_is_chosen_fits_what_this_process_may_use(self):
+        cpus = sorted(os.sched_getaffinity(0))
+        info = json.loads(output("inspect", "--machine", "--json"))
+        self.assertEqual(info["allowed_cpus"], len(cpus))
+        self.assertLessEqual(info["allowed_cores"], info["cores"])
+        self.assertLessEqual(info["thread_plan"]["count"], info["allowed_cores"])
+        self.assertIn(info["thread_plan"]["count"] - info["serve_thread_plan"]["count"], (0, 1))
+        self.assertGreater(info["pages"]["bytes"], 0)
+        alone = json.loads(output("inspect", "--machine", "--json",
+                                  preexec_fn=lambda: os.sched_setaffinity(0, cpus[:1])))
+        self.assertEqual(alone["allowed_cpus"], 1)
+        self.assertEqual(alone["thread_plan"]["count"], 1)
+        self.assertEqual(alone["cores"], info["cores"])
+
+    def test_every_kernel_table_is_listed_or_told_to_be_untested(self):
+        text = output("inspect", "--machine")
+        info = json.loads(output("inspect", "--machine", "--json"))
+        untested = {u["what"]: u["why"] for u in info["not_tested_here"]}
+        for isa in ["AVX3", "AVX2", "SSE4", "NEON", "EMU128"]:
+            listed = isa in [t["isa"] for t in info["tables"]]
+            self.assertNotEqual(listed, f"kernels {isa}" in untested, isa)
+        self.assertIn("GPU", untested)
+        for what, why in untested.items():
+            self.assertIn(f"\nuntested {what}: {why}\n", text)
+
+    # hwloc describes another machine where this variable says so; the threads are real ones.
+    TWO_NODES = {"HWLOC_SYNTHETIC": "pack:2 numa:1(memory=8GiB) l3:1(size=32MiB) core:1 pu:1"}
+
+    def test_several_memory_nodes_share_the_threads(self):
+        if len(os.sched_getaffinity(0) & {0, 1}) < 2:
+            self.skipTest("needs processors 0 and 1")
+        info = json.loads(output("inspect", "--machine", "--json", env=self.TWO_NODES))
+        self.assertEqual([n["bytes"] for n in info["nodes"]], [8 << 30, 8 << 30])
+        self.assertEqual(info["caches"],
+                         [{"level": 3, "bytes": 32 << 20, "count": 2, "cpus_each": 1}])
+        self.assertEqual(info["thread_plan"]["nodes"], [0, 1])
+        text = output("inspect", "--machine", env=self.TWO_NODES)
+        self.assertIn("\nplaced   1 thread at memory node 1\n", text)
+        self.assertNotIn("untested threads", text)
+
+    def test_the_answer_does_not_depend_on_where_threads_are(self):
+        one = output("generate", "Once upon a time", "-n", "8", "--temp", "0")
+        two = run("generate", "Once upon a time", "-n", "8", "--temp", "0", env=self.TWO_NODES)
+        self.assertEqual(two.stdout, one)
 
 
 class Tokens(Case):
@@ -606,6 +696,17 @@ class Generate(Case):
         text = output("generate", self.PROMPT, "--temp", 0, "--max-tokens", 12)
         self.assertEqual(text, want["text"] + "\n")
 
+    def test_pipes_are_read_like_files(self):
+        text = "Once upon a time"
+        request = {"messages": [{"role": "user", "content": "Hi"}]}
+        for flag, content in (("--file", text), ("--chat", json.dumps(request))):
+            want = greedy(flag, self.file("x", content), "-n", 5)["token_ids"]
+            pipe = self.folder / f"pipe{flag}"
+            os.mkfifo(pipe)
+            writer = subprocess.Popen(["sh", "-c", f"cat {self.folder / 'x'} > {pipe}"])
+            self.assertEqual(greedy(flag, pipe, "-n", 5)["token_ids"], want)
+            self.assertEqual(writer.wait(), 0)
+
     def test_control_tokens_in_text_can_be_plain(self):
         usage = greedy("--max-tokens", 1, "--no-special", "<｜User｜>")["usage"]
         self.assertGreater(usage["prompt_tokens"], 2)
@@ -686,7 +787,7 @@ class Generate(Case):
             first = next(i for i in range(40) if other[i] != ids[i])
             self.assertIn(ids[first], prompt + ids[:first] if "repet" in flag else ids[:first], flag)
         fox = int(output("tokenize", " fox"))
-        biased = greedy("--max-tokens", 3, "--logit-bias", f"{fox}=100", self.PROMPT)
+        biased = greedy("--max-tokens", 3, "--logit-bias", f"{fox}=1e9", self.PROMPT)
         self.assertEqual(biased["token_ids"], [fox] * 3)
         banned = greedy(
             "--max-tokens",
@@ -843,18 +944,18 @@ class Generate(Case):
         for pattern, fields in [
             ('temperature: found string "x", expected a number', {"temperature": "x"}),
             ("temperature: found 3, expected 0 to 2", {"temperature": 3}),
-            ("n: found number 0, expected 1 to 128", {"n": 0}),
-            ("n: found number 1.5, expected an integer", {"n": 1.5}),
+            ("n: found number 0, expected an integer from 1 to 128", {"n": 0}),
+            ("n: found number 1.5, expected an integer from 1 to 128", {"n": 1.5}),
             ("stop: found an object, expected a string or an array of strings", {"stop": {}}),
             ("stop[1]: found number 1, expected a string", {"stop": ["a", 1]}),
             ("logit_bias: found an array of 0, expected an object", {"logit_bias": []}),
             ("logit_bias: found key x, expected token ids as keys", {"logit_bias": {"x": 1}}),
             ("logit_bias: found token id 5000", {"logit_bias": {"5000": 1}}),
-            ("max_tokens: found -1, expected at least 0", {"max_tokens": -1}),
-            ("seed: found number 1.5, expected an integer from 0 to", {"seed": 1.5}),
+            ("max_tokens: found number -1, expected an integer from 0 to", {"max_tokens": -1}),
+            ("seed: found number 1.5, expected an integer from -9223372036854775808 to 18446744073709551615", {"seed": 1.5}),
             ('top_logprobs: needs "logprobs": true', {"top_logprobs": 2}),
             ("ignore_eos: found number 1, expected true or false", {"ignore_eos": 1}),
-            ("stop_token_ids[0]: found number 1.5, expected an integer", {"stop_token_ids": [1.5]}),
+            ("stop_token_ids[0]: found number 1.5, expected a token id", {"stop_token_ids": [1.5]}),
             ("stop_token_ids: found number 1, expected an array", {"stop_token_ids": 1}),
         ]:
             chat = self.chat_request(**fields)
@@ -900,10 +1001,35 @@ class Generate(Case):
                 "threads": 2,
                 "mapped_bytes": shards,
                 "copied_bytes": 0,
+                "expert_reads": "mapped",
             },
         )
         fp32 = greedy("--max-tokens", 1, "--numerics", "fp32", self.PROMPT)["engine"]["numerics_id"]
         self.assertNotEqual(fp32, machine["numerics_id"])
+
+    def test_experts_from_the_disk_give_the_same_answer(self):
+        flags = ("--max-tokens", 12, "--expert-cache-bytes")
+        want, got = (greedy(*flags, size, self.PROMPT) for size in (0, 400_000))
+        self.assertEqual(got["token_ids"], want["token_ids"])
+        self.assertEqual(want["engine"]["expert_reads"], "mapped")
+        self.assertNotIn("expert_cache", want["engine"])
+        self.assertIn(got["engine"]["expert_reads"], ("io_uring", "pread"))
+        cache = got["engine"]["expert_cache"]
+        self.assertLessEqual(cache["bytes"], 400_000)
+        self.assertGreater(cache["bytes_read"], cache["misses"] * 10_000)
+        self.assertAlmostEqual(cache["hit_rate"], cache["hits"] / (cache["hits"] + cache["misses"]))
+        self.assertGreater(cache["wait_s"], 0)
+
+        result = run("generate", "--stats", *flags, 400_000, self.PROMPT)
+        self.assertRegex(
+            result.stderr.splitlines()[-1],
+            r"^\[experts: [0-9.]+% of \d+ were in the cache of 0 MB; \d+ MB read with \w+, "
+            r"waited \d+ ms\]$",
+        )
+        chat = ("chat", "--temp", 0, "--threads", 1, *flags)
+        self.assertEqual(output(*chat, 0, stdin="hi\n"), output(*chat, 400_000, stdin="hi\n"))
+        self.refused(1, "expert cache: found 1000 bytes, expected 0 or at least ", "generate",
+                     "--expert-cache-bytes", 1000, self.PROMPT)
 
     def test_the_context_ends_an_answer(self):
         answer = greedy("--max-model-len", 20, "--ignore-eos", self.PROMPT)
@@ -936,7 +1062,8 @@ class Forward(Case):
         want = self.forward("--logits", path)
         self.assertEqual(list(want), ["logits"])
         self.assertEqual(want["logits"][:2], ("F32", [7, 512]))
-        for variant in (["--chunk", 1], ["--chunk", 3], ["--isa", "ref"], ["--threads", 2]):
+        for variant in (["--chunk", 1], ["--chunk", 3], ["--isa", "ref"], ["--threads", 2],
+                        ["--expert-cache-bytes", 100_000]):
             arguments = [
                 a
                 for a in (
@@ -969,7 +1096,10 @@ class Forward(Case):
 
     def test_trace_and_draft_may_share_a_file(self):
         path = self.folder / "out.safetensors"
-        tensors = self.forward("--logits", path, "--trace", path, "--draft", path, "--chunk", 2)
+        link = self.folder / "link"
+        link.symlink_to(path)
+        tensors = self.forward("--logits", path, "--trace", f"{self.folder}/./{path.name}", "--draft", link,
+                               "--chunk", 2)  # fmt: skip
         self.assertEqual(tensors["trace.layers.0.in.streams"][:2], ("F32", [7, 4, 128]))
         self.assertEqual(tensors["trace.layers.3.ffn.experts"][:2], ("I32", [7, 2]))
         dtype, shape, mask = tensors["trace.layers.2.attn.selected_rows"]
@@ -1046,12 +1176,12 @@ class PipedChat(Case):
                 "--max-tokens",
                 20,
             )
-            for seed in (1, 1, 2)
+            for seed in (-1, 2**64 - 1, 2)
         ]
         self.assertEqual(warm[0], warm[1])
         self.assertNotEqual(warm[0], warm[2])
         retried = self.chat(
-            f"/temp 2\n/seed 1\n{CAPITAL}\n/retry\n", "--no-think", "--max-tokens", 20
+            f"/temp 2\n/seed -1\n{CAPITAL}\n/retry\n", "--no-think", "--max-tokens", 20
         )
         self.assertTrue(retried.startswith(warm[0]))
         self.assertNotEqual(retried, warm[0] * 2, "a retry draws anew under the same seed")
@@ -1080,8 +1210,8 @@ class PipedChat(Case):
     def test_tools_are_called_and_the_next_line_is_the_result(self):
         for tools in (TOOLS, {"messages": [{"role": "user", "content": ""}], "tools": TOOLS}):
             text = self.chat(
-                "What is the weather in Paris?\nsunny\n", "--tools", self.file("tools.json", tools)
-            )
+                "What is the weather in Paris?\nsunny\n", "--tools", self.file("tools.json", tools),
+                "-n", 200)  # the model does not find an end of its own
             call, _, rest = text.partition("[call] get_weather ")[2].partition("\n")
             self.assertEqual(list(json.loads(call)), ["city"])
             self.assertTrue(rest.strip(), "an answer follows the result")
@@ -1154,6 +1284,10 @@ class PipedChat(Case):
             self.assertIn(pattern, result.stderr)
         result = run("chat", "--max-model-len", 30, stdin=CAPITAL)
         self.assertIn("the maximum context length is 30 tokens", result.stderr)
+        for line in (b"a \xff\n", b"/system \xc3\n"):
+            result = subprocess.run([BINARY, "chat"], input=line, capture_output=True, timeout=TIMEOUT)
+            self.assertEqual((result.returncode, result.stdout), (1, b""))
+            self.assertIn(b"that is not UTF-8, expected UTF-8", result.stderr)
 
     def test_ctrl_c_ends_a_pipe(self):
         for lines in (f"{CAPITAL}\nnot read\n", "/help\n"):  # while it answers; while it waits
@@ -1264,7 +1398,8 @@ class Terminal(Case):
         self.assertEqual(self.exit_status(), 0)
 
     def test_the_prompt_names_the_call_whose_result_is_awaited(self):
-        self.start("--temp", 0, "--threads", 1, "--tools", self.file("tools.json", TOOLS))
+        self.start("--temp", 0, "--threads", 1, "--tools", self.file("tools.json", TOOLS),
+                   "--max-tokens", 200)
         self.read_until("> ")
         self.type("What is the weather in Paris?\n")
         self.read_until("result of get_weather> ")
@@ -1279,7 +1414,7 @@ class ZzCoverage(Case):
 
     def test_every_flag_was_used(self):
         commands = re.findall(r"^  ([a-z-]+)  ", output("--help").split("Subcommands:")[1], re.M)
-        for command in ("batch", "bench", "serve", "synth", "replay"):  # have tests of their own, and so has what replay reads
+        for command in ("batch", "bench", "eval", "serve", "synth", "replay"):  # have tests of their own, and so has what replay reads
             commands.remove(command)
         used_flags.add(("generate", "--record"))
         for command in commands:

@@ -77,6 +77,12 @@ class FullSize(unittest.TestCase):
         self.assertEqual(json.loads(text)["total"]["bytes"], 510286023000)
         self.assertLess(seconds, 5)
 
+    def test_a_cache_of_experts_fits_into_500_megabytes_with_everything_else(self):
+        logits = self.folder / "cached"
+        run("forward", "--model", self.model, "--token-ids", "1000,50000", "--logits", logits,
+            "--expert-cache-bytes", 200_000_000, data_limit=500_000_000)
+        self.assertEqual(safetensors.read(logits)["logits"].shape, (2, 129280))
+
     def test_it_runs_in_500_megabytes_and_reads_rows_beyond_4_gigabytes(self):
         compressed = tokens.token_map(json.loads((self.model / "tokenizer.json").read_text()))
         rows = tokens.engram_rows(self.config, TOKEN_IDS, compressed)
@@ -98,7 +104,7 @@ class FullSize(unittest.TestCase):
         ids = ",".join(map(str, TOKEN_IDS))
         outputs = ("--trace", trace, "--logits", logits)
         run("forward", "--model", self.model, "--token-ids", ids, "--threads", 2, *outputs,
-            data_limit=500_000_000)
+            "--expert-cache-bytes", 0, data_limit=500_000_000)
         for table, layer in enumerate(self.config["engram_layer_ids"]):
             # Keys are zero, so the gate is open by half.
             value = safetensors.read(trace)[f"trace.layers.{layer}.in.streams"][:, :, table]

@@ -44,6 +44,7 @@ def text(**fields):
 # (path, body, param). All are 400 invalid_request_error.
 WRONG_FIELDS = [
     (CHAT, {}, "messages"),
+    (TEXT, text(prompt=["a"] * 33, n=125), "n"),
     (CHAT, {"messages": []}, "messages"),
     (CHAT, {"messages": 5}, "messages"),
     (CHAT, {"messages": None}, "messages"),
@@ -108,6 +109,7 @@ WRONG_FIELDS = [
     (CHAT, chat(allowed_token_ids=[10**7]), "allowed_token_ids"),
     (CHAT, chat(bad_words=[""]), "bad_words"),
     (CHAT, chat(seed=2**64), "seed"),
+    (CHAT, chat(seed=-2**63 - 1), "seed"),
     (CHAT, chat(seed=1.5), "seed"),
     (CHAT, chat(seed="a"), "seed"),
     (CHAT, chat(logprobs=5), "logprobs"),
@@ -132,6 +134,10 @@ WRONG_FIELDS = [
     (CHAT, chat(tools=[{"type": "function", "function": {"name": "a b"}}]), "tools[0].function.name"),
     (CHAT, chat(tools=[{"type": "function", "function": {"name": "f"}}] * 2),
      "tools[1].function.name"),
+    *[(CHAT, chat(tools=[{"type": "function", "function": {"name": "f", "parameters": wrong}}]),
+       "tools[0].function.parameters") for wrong in (5, "x", [], True)],
+    (CHAT, chat(tools=[{"type": "function", "function": {"name": "f", "description": 5}}]),
+     "tools[0].function.description"),
     (CHAT, chat(tool_choice="always"), "tool_choice"),
     (CHAT, chat(tool_choice="required"), "tool_choice"),
     (CHAT, chat(tool_choice={"type": "function", "function": {"name": "g"}}),
@@ -230,7 +236,10 @@ NOT_OBJECTS = [b"[]", b"null", b"5", b'"text"', b"true"]
 
 # Bytes that are no proper request, and the status of the answer: every status that is allowed.
 RAW = [
+    (b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n",
+     {404}),
     (b"GARBAGE\r\n\r\n", {400}),
+    (b"GET http://user@localhost/ HTTP/1.1\r\nHost: localhost\r\n\r\n", {400}),
     (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 80, {400}),
     (b"GET\r\n\r\n", {400}),
     (b"GET / HTTP/9.9\r\n\r\n", {400, 505}),
@@ -415,8 +424,9 @@ class Hostile(unittest.TestCase):
             (CHAT, chat(tools=[{"type": "function", "function": {"name": f"f-{i}"}}
                                for i in range(200)])),
             (CHAT, chat(seed=-5)),
+            (CHAT, chat(seed=-2**63)),
             (CHAT, chat(seed=2**64 - 1)),
-            (CHAT, chat(logit_bias={"5": 1000})),
+            (CHAT, chat(logit_bias={"5": 1e9, "6": -1e9})),
             (CHAT, chat(thinking={"type": "disabled"})),
             (CHAT, chat(reasoning_effort="none")),
             (CHAT, chat(max_tokens=2.0)),

@@ -264,8 +264,8 @@ class Packed(unittest.TestCase):
         field = lambda name: run("dpkg-deb", "-f", package, name).strip()
         self.assertEqual(field("Package"), "millrace")
         depends = field("Depends")
-        for library in ["libc6", "libstdc++6", "libssl3", "libboost-json1.81", "libspdlog1",
-                        "libprometheus-cpp-core1"]:
+        for library in ["libc6", "libstdc++6", "libssl3", "libhwloc15", "libboost-json1.81", "libspdlog1",
+                        "libprometheus-cpp-core1", "liburing2"]:
             self.assertIn(library, depends)
         self.assertNotIn("-dev", depends)
 

@@ -456,7 +456,7 @@ class Arguments(Package):
         options = dict(
             numerics="fp32", num_threads=2, isa="ref", prefill_chunk=64, max_model_len=512,
             max_num_seqs=4, max_num_batched_tokens=128, max_step_ms=100, max_waiting=8,
-            kv_bytes=64 << 20,
+            kv_bytes=64 << 20, expert_cache_bytes=1 << 20,
         )
         with LLM(NANO, **options) as llm:
             self.assertRegex(llm.numerics_id, "^fp32-")

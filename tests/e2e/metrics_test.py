@@ -9,6 +9,7 @@ import re
 import socket
 import statistics
 import sys
+import tempfile
 import time
 import unittest
 from collections import Counter
@@ -215,7 +216,9 @@ class Metrics(unittest.TestCase):
             not_zero = {name for (name, _), value in first.values.items() if value != 0}
             self.assertEqual(
                 {n for n in not_zero if not n.startswith("process_")},
-                {"vllm:cache_config_info", "vllm:engine_sleep_state"})
+                {"vllm:cache_config_info", "vllm:engine_sleep_state", "millrace_startup_seconds"})
+            self.assertLess(first.sum("millrace_startup_seconds", phase="engine"),
+                            first.sum("millrace_startup_seconds", phase="total"))
             for (name, pairs), _ in first.values.items():
                 if name.startswith(("vllm:", "millrace_")):
                     labels = dict(pairs)
@@ -238,6 +241,26 @@ class Metrics(unittest.TestCase):
             for i in range(8):
                 mixture.ask(i)
             self.assertEqual(set(Scrape(server).values) - before, set())
+
+    def test_experts_that_are_read_from_the_disk_are_counted(self):
+        with Server(BINARY, "--expert-cache-bytes", "400000") as server:
+            before = Scrape(server)
+            self.assertEqual(before.sum("millrace_expert_read_bytes_total"), 0)
+            self.assertLessEqual(before.sum("millrace_expert_cache_bytes"), 400_000)
+            self.assertGreater(before.sum("millrace_expert_cache_bytes"), 300_000)
+            Mixture(server).ask(0)
+            self.assertTrue(server.wait_until_idle(30))
+            end = Scrape(server)
+            reads = server.stats()["expert_cache"]
+            lookups = "millrace_expert_cache_lookups_total"
+            self.assertEqual(end.sum(lookups, outcome="hit"), reads["hits"])
+            self.assertEqual(end.sum(lookups, outcome="miss"), reads["misses"])
+            self.assertEqual(end.sum("millrace_expert_read_bytes_total"), reads["bytes_read"])
+            self.assertGreater(reads["misses"], 0)
+            self.assertGreater(reads["bytes_read"], reads["misses"] * 10_000)
+            self.assertGreater(end.sum("millrace_expert_wait_seconds_total"), 0)
+            self.assertIn(reads["reads"], ("io_uring", "pread"))
+            self.assertEqual(reads["bytes"], end.sum("millrace_expert_cache_bytes"))
 
     def test_sums_are_those_of_the_clients(self):
         with Server(BINARY) as server:
@@ -298,6 +321,17 @@ class Metrics(unittest.TestCase):
             self.assertEqual(rows, end.sum("millrace_prefill_rows_total") +
                              end.sum("millrace_decode_rows_total"))
             self.assertGreaterEqual(rows, mixture.prompt_tokens)
+            config = json.loads((ROOT / "models" / "nano" / "config.json").read_text())
+            engram = config.get("text_config", config)
+            reads = (len(engram["engram_layer_ids"]) * (engram["engram_max_ngram_size"] - 1) *
+                     engram["engram_n_heads"])
+            self.assertEqual(end.sum("millrace_engram_reads_total"), rows * reads)
+            self.assertGreater(end.sum("millrace_engram_read_bytes_total"), rows * reads)
+            self.assertAlmostEqual(end.sum("millrace_engine_phase_seconds_total"),
+                                   end.sum("millrace_engine_step_seconds_total"), places=6)
+            for phase in ["plan", "run", "commit"]:
+                self.assertGreater(end.sum("millrace_engine_phase_seconds_total", phase=phase), 0)
+            self.assertEqual(end.sum("millrace_oldest_waiting_request_seconds"), 0)
             self.assertEqual(end.sum("vllm:iteration_tokens_total_count"),
                              end.sum("vllm:iteration_tokens_total_bucket", le="+Inf"))
             self.assertEqual(end.sum("vllm:num_requests_running"), 0)
@@ -333,6 +367,36 @@ class Metrics(unittest.TestCase):
             self.assertEqual(end.sum("vllm:e2e_request_latency_seconds_count"), 0)
             self.assertEqual(end.sum("vllm:prompt_tokens_total"), 0)
             self.assertGreaterEqual(end.sum("vllm:generation_tokens_total"), 10)
+
+    def test_waiting_prompts_and_readers_who_do_not_read_show(self):
+        script = tempfile.NamedTemporaryFile("w", suffix=".jsonl")
+        script.write(json.dumps({"delay_ms": 1, "repeat": "forever",
+                                 "pieces": [{"text": "word " * 500}]}))
+        script.flush()
+        with script, Server(BINARY, "--engine", "scripted=" + script.name,
+                            "--max-num-seqs", 1) as server:
+            body = json.dumps({"prompt": ["Once upon", "a time"], "max_tokens": 15000,
+                               "ignore_eos": True, "stream": True})
+            with socket.socket() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.connect(("127.0.0.1", server.port))
+                client.sendall(
+                    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
+                    b"\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body.encode()))
+                self.assertIn(b"200 OK", client.recv(4096))
+                oldest = "millrace_oldest_waiting_request_seconds"
+                first = Scrape(server).sum(oldest)  # the second prompt waits for the first
+                self.assertGreater(first, 0)
+                time.sleep(0.2)
+                self.assertGreater(Scrape(server).sum(oldest), first)
+                # Nobody reads: the answer waits once, however often the engine has something.
+                deadline = time.monotonic() + 60
+                while Scrape(server).sum("millrace_num_requests_paused") == 0:
+                    self.assertLess(time.monotonic(), deadline)
+                    time.sleep(0.1)
+                self.assertEqual(Scrape(server).sum("millrace_slow_reader_pauses_total"), 1)
+            self.assertTrue(server.wait_until_idle(30))
+            self.assertEqual(Scrape(server).sum(oldest), 0)
 
     def test_refused_requests_are_counted_by_reason(self):
         with Server(BINARY, "--max-open-requests", 1, env={"MILLRACE_ADMIN_KEY": "a"}) as server:
@@ -402,7 +466,9 @@ class Metrics(unittest.TestCase):
             text, open_text = scrape(server), scrape(server, open_metrics=True)
             types, values = parse(text)
             open_types, open_values = parse(open_text, open_metrics=True)
-            moving = lambda name: name.startswith("process_")
+            # A clock tells of its scrape. The engine's runs until its step ends, and that is after
+            # the step's last event.
+            moving = lambda name: name.startswith(("process_", "millrace_engine_in_place_seconds"))
             same = lambda v: {k: x for k, x in v.items() if not moving(k[0])}
             self.assertEqual(same(values), same(open_values))
             self.assertEqual(set(values), set(open_values))

@@ -7,6 +7,7 @@ import asyncio
 import random
 import signal
 import sys
+import threading
 import time
 import unittest
 
@@ -188,6 +189,23 @@ class Load(unittest.TestCase):
         finally:
             self.assertEqual(second.stop(), 0)
             first.stop()
+
+    def test_a_signal_after_the_hand_over_leaves_streams_their_time(self):
+        port = free_port()
+        flags = ["--model", NANO, "--no-access-log", "--take-over"]
+        first = Server(BINARY, *flags, port=port)
+        answers = []
+        thread = threading.Thread(target=lambda: answers.append(first.post(
+            "/v1/completions", {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True})))
+        thread.start()
+        while first.stats()["requests"]["running"] == 0:
+            time.sleep(0.01)
+        with Server(BINARY, *flags, port=port):
+            first.process.send_signal(signal.SIGTERM)
+            self.assertEqual(first.process.wait(60), 0)
+            thread.join()
+        self.assertEqual(answers[0][0], 200)
+        self.assertEqual(answers[0][1]["choices"][0]["finish_reason"], "length")
 
     def test_a_port_in_use_is_refused_without_take_over(self):
         with Server(BINARY, "--model", NANO) as server:

@@ -83,6 +83,16 @@ class Plain(unittest.TestCase):
                 "POST", TEXT, text(), headers={"X-Request-Id": given})
             self.assertEqual(headers["x-request-id"] == given, is_kept, given)
             self.assertEqual(json.loads(content)["id"], "cmpl-" + headers["x-request-id"])
+        _, headers, content = self.server.request(
+            "POST", TEXT, text(request_id="in-the-body"), headers={"X-Request-Id": "a-header"})
+        self.assertEqual(headers["x-request-id"], "in-the-body")
+        self.assertEqual(json.loads(content)["id"], "cmpl-in-the-body")
+        for refused in [{"temperature": 7}, {"model": "nope"}, {"max_tokens": 10**6}]:
+            _, headers, _ = self.server.request("POST", TEXT, text(request_id="refused", **refused))
+            self.assertEqual(headers["x-request-id"], "refused", refused)
+        for wrong in ["a b", "x" * 129, 5]:
+            status, answer = self.server.post(TEXT, text(request_id=wrong))
+            self.assertEqual((status, answer["error"]["param"]), (400, "request_id"))
         _, one, _ = self.server.request("GET", "/nothing")
         _, two, _ = self.server.request("GET", "/nothing")
         self.assertNotEqual(one["x-request-id"], two["x-request-id"])
@@ -103,14 +113,34 @@ class Plain(unittest.TestCase):
 
     def test_a_page_cannot_get_here_under_a_name_of_its_own(self):
         for host, expected in [("127.0.0.1", 200), ("localhost:8000", 200), ("[::1]:80", 200),
-                               ("127.8.8.8", 200), ("evil.example", 403), ("localhost.evil", 403),
+                               ("127.8.8.8", 200), ("127.0.0.1.evil.example", 403), ("evil.example", 403), ("localhost.evil", 403),
                                ("evil.example:8000", 403), ("10.0.0.1", 403)]:
             for method, path, body in [("GET", "/v1/models", None), ("POST", TEXT, text())]:
                 status, _, content = self.server.request(method, path, body, {"Host": host})
                 self.assertEqual(status, expected, (host, content))
+        for target, host, expected in [("http://evil.example/version", "127.0.0.1", b" 403 "),
+                                       ("http://127.0.0.1/version", "evil.example", b" 200 ")]:
+            with socket.create_connection(("127.0.0.1", self.server.port), timeout=60) as s:
+                s.sendall(f"GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+                self.assertIn(expected, s.recv(64), target)
         with serve("--allowed-hosts", "my.name") as server:
             self.assertEqual(server.request("GET", "/health", headers={"Host": "my.name"})[0], 200)
             self.assertEqual(server.request("GET", "/health", headers={"Host": "other"})[0], 403)
+
+    def test_the_token_itself_is_among_its_alternatives(self):
+        for stream in (False, True):
+            for count in (0, 2):
+                body = text(logprobs=count, temperature=1.5, max_tokens=30, seed=-1, stream=stream)
+                content = self.server.request("POST", TEXT, body)[2]
+                answers = [e for e in sse_events(content) if e] if stream else [json.loads(content)]
+                seen = 0
+                for logprobs in [a["choices"][0]["logprobs"] for a in answers]:
+                    for token, logprob, top in zip(*[logprobs[name] for name in (
+                            "tokens", "token_logprobs", "top_logprobs")]):
+                        self.assertEqual(top[token], logprob)
+                        self.assertIn(len(top), (count, count + 1) if count else (1,))
+                        seen += 1
+                self.assertEqual(seen, 30)
 
     def test_content_types(self):
         for type_ in ("application/json", "application/json; charset=utf-8", "Application/JSON",
@@ -132,6 +162,41 @@ class Plain(unittest.TestCase):
             self.assertIn(b"100 Continue", s.recv(64))
             s.sendall(chunks)
             self.assertIn(b"200 OK", s.recv(64))
+
+    def test_what_is_refused_before_its_path_counts_is_answered_as_that_path_does(self):
+        for path, is_anthropic in [(TEXT, False), ("/v1/messages", True),
+                                   ("http://localhost/v1/messages?beta=true", True)]:
+            with socket.create_connection(("127.0.0.1", self.server.port), timeout=60) as s:
+                s.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: mine\r\n"
+                          "Origin: http://a.b\r\nContent-Length: 99999999999\r\n\r\n".encode())
+                s.shutdown(socket.SHUT_WR)
+                head, _, body = b"".join(iter(lambda: s.recv(4096), b"")).partition(b"\r\n\r\n")
+            self.assertIn(b" 413 ", head)
+            self.assertIn(b"X-Request-Id: mine\r\n", head + b"\r\n")
+            self.assertIn(b"Access-Control-Allow-Origin: *", head)
+            error = json.loads(body)
+            self.assertEqual(error.get("type") == "error", is_anthropic, error)
+            if is_anthropic:
+                self.assertEqual(error["error"]["type"], "request_too_large")
+            with socket.create_connection(("127.0.0.1", self.server.port), timeout=60) as s:
+                s.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n"
+                          "Transfer-Encoding: gzip\r\n\r\n".encode())
+                s.shutdown(socket.SHUT_WR)
+                body = b"".join(iter(lambda: s.recv(4096), b"")).partition(b"\r\n\r\n")[2]
+            self.assertEqual(json.loads(body).get("type") == "error", is_anthropic, body)
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=60) as s:
+            s.sendall(b"GET /v1/models HTTP/3.0\r\nHost: localhost\r\n\r\n")
+            head, _, body = b"".join(iter(lambda: s.recv(4096), b"")).partition(b"\r\n\r\n")
+        self.assertIn(b" 505 ", head)
+        self.assertEqual(json.loads(body)["error"]["type"], "invalid_request_error")
+        with serve("--api-key", "k") as server:
+            for extra in ["Expect: 100-continue\r\nContent-Length: 2\r\n\r\n{}",
+                          "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"]:
+                with socket.create_connection(("127.0.0.1", server.port), timeout=60) as s:
+                    s.sendall(f"OPTIONS {TEXT} HTTP/1.1\r\nHost: localhost\r\nOrigin: http://a.b\r\n"
+                              f"Connection: close\r\n{extra}".encode())
+                    answer = b"".join(iter(lambda: s.recv(4096), b""))
+                self.assertIn(b"HTTP/1.1 204 ", answer, extra)
 
     def test_tokenize_sees_what_the_engine_sees(self):
         chat = {"messages": HI, "max_tokens": 1}
@@ -216,8 +281,7 @@ class Plain(unittest.TestCase):
 
         def ask():
             result["answer"] = self.server.request(
-                "POST", TEXT, text(max_tokens=15000, ignore_eos=True),
-                {"X-Request-Id": "long-one"})
+                "POST", TEXT, text(max_tokens=15000, ignore_eos=True, request_id="long-one"))
 
         thread = threading.Thread(target=ask)
         thread.start()
@@ -334,6 +398,7 @@ class Keys(unittest.TestCase):
     def test_bad_key_files_are_refused_by_name(self):
         for content, message in [
             ("{", "byte"), ("{}", "keys"), ('{"keys": [{}]}', "keys[0].name"),
+            ("[]", "found no object"), ('{"keys": []}', "keys: found an array of 0"),
             ('{"keys": [{"name": "a", "key": ""}]}', "keys[0].key"),
             ('{"keys": [{"name": "a", "key": "x"}, {"name": "a", "key": "y"}]}', "keys[1].name"),
             ('{"keys": [{"name": "a", "key": "secret"}, {"name": "b", "key": "secret"}]}', "keys[1].key"),
@@ -347,7 +412,13 @@ class Keys(unittest.TestCase):
                 _, error = server.process.communicate(timeout=60)
                 self.assertEqual(server.process.returncode, 1, content)
                 self.assertIn(message, error.decode())
+                self.assertIn(file.name, error.decode())
                 self.assertNotIn("secret", error.decode())
+        for name in ("MILLRACE_API_KEY", "MILLRACE_ADMIN_KEY"):
+            server = Server(BINARY, "--model", NANO, env={name: ""}, ready=False)
+            _, error = server.process.communicate(timeout=60)
+            self.assertEqual(server.process.returncode, 1)
+            self.assertIn(f"{name}: found nothing, expected a key", error.decode())
 
 
 class Transport(unittest.TestCase):
@@ -385,6 +456,79 @@ class Transport(unittest.TestCase):
                     s.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
                     self.assertIn(b"200 OK", s.recv(100))
 
+    def test_the_access_log_has_the_ids_that_clients_know(self):
+        server = Server(BINARY, "--log-json", ready=False)
+        try:
+            def next_line(message):
+                for line in iter(server.process.stderr.readline, b""):
+                    if json.loads(line)["message"] == message:
+                        return json.loads(line)
+
+            next_line("serving")
+            server.post(TEXT, text(request_id="in-the-body"))
+            self.assertEqual(next_line("request")["request_id"], "in-the-body")
+            body = json.dumps(text(max_tokens=15000, ignore_eos=True)).encode()
+            with socket.create_connection(("127.0.0.1", server.port), timeout=60) as s:
+                s.sendall(f"POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: left\r\n"
+                          f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+                          .encode() + body)
+                time.sleep(0.2)
+            gone = next_line("request")
+            self.assertEqual((gone["request_id"], gone["status"]), ("left", 0))
+            server.get("/" + "x" * 60_000)
+            self.assertEqual(next_line("request")["path"], "/" + "x" * 1023 + "... (60001 bytes)")
+            server.request("M" * 60_000, "/")
+            self.assertEqual(next_line("request")["method"], "M" * 1024 + "... (60000 bytes)")
+        finally:
+            server.process.terminate()
+            server.process.communicate(timeout=60)
+
+    def test_what_the_engine_fails_at_is_in_the_log_and_not_in_the_answer(self):
+        with tempfile.TemporaryDirectory() as folder:
+            script, usage = Path(folder, "script.jsonl"), Path(folder, "usage.jsonl")
+            reason = "/models/secret.safetensors: layers.0: cannot read"
+            script.write_text(json.dumps({"pieces": [{"text": "a"}, {"text": "b"}],
+                                          "error": {"message": reason, "after": 1}}))
+            server = Server(BINARY, "--log-json", "--no-access-log", "--engine", f"scripted={script}",
+                            "--usage-log", usage, ready=False)
+            try:
+                for line in iter(server.process.stderr.readline, b""):
+                    if json.loads(line)["message"] == "serving":
+                        break
+                for stream in (False, True):
+                    body = text(request_id=f"it-{stream}", stream=stream, user="é" * 5000)
+                    content = server.request("POST", TEXT, body)[2].decode()
+                    self.assertNotIn("secret", content)
+                    self.assertIn("the engine failed at this request (corrupt)", content)
+                    self.assertIn(f"request id it-{stream}", content)
+                    line = json.loads(server.process.stderr.readline())
+                    self.assertEqual([line[name] for name in ("level", "request_id", "reason")],
+                                     ["error", f"it-{stream}", reason])
+            finally:
+                server.process.terminate()
+                server.process.communicate(timeout=60)
+            for line in usage.read_text().splitlines():
+                self.assertEqual(json.loads(line)["user"], "é" * 512 + "... (10000 bytes)")
+
+    def test_every_line_of_a_json_log_is_json_from_the_first_one_on(self):
+        server = Server(BINARY, "--log-json")
+        try:
+            lines = [json.loads(line) for line in server.log]
+            self.assertEqual([line["message"] for line in lines], ["loading", "serving"])
+            self.assertIn("nano", lines[0]["model"])
+            taken = subprocess.run([BINARY, "serve", "--log-json", "--port", str(server.port)],
+                                   capture_output=True, text=True, timeout=60)
+        finally:
+            self.assertEqual(server.stop(), 0)
+        with tempfile.TemporaryDirectory() as empty:
+            wrong = subprocess.run([BINARY, "serve", "--log-json", "--model", empty],
+                                   capture_output=True, text=True, timeout=60)
+        for run, what in [(taken, str(server.port)), (wrong, "cannot open")]:
+            self.assertEqual(run.returncode, 1)
+            last = [json.loads(line) for line in run.stderr.splitlines()][-1]
+            self.assertEqual(last["level"], "error")
+            self.assertIn(what, last["message"])
+
     def test_a_configuration_file(self):
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             file.write(json.dumps({"served_model_name": ["filed", "other"], "max-logprobs": 3,
@@ -393,8 +537,17 @@ class Transport(unittest.TestCase):
             with serve("--config", file.name) as server:  # its own --port wins
                 self.assertEqual(json.loads(server.get("/v1/models")[1])["data"][0]["id"], "filed")
                 self.assertEqual(server.post(TEXT, text(logprobs=4))[0], 400)
+                first = json.loads(server.log[-1])
+                self.assertEqual(first["message"], "serving")
+                self.assertGreater(first["threads"], 0)
         for content, message in [("{", "byte"), ("[]", "object"), ('{"port": {}}', "port"),
-                                 ('{"prot": 5}', "--prot: no such flag"), ('{"port": "x"}', "port")]:
+                                 ('{"prot": 5}', "--prot: no such flag"), ('{"port": "x"}', "port"),
+                                 ('{"port": true}', "port"), ('{"log-json": "yes"}', "true or false"),
+                                 ('{"config": "x"}', "--config"), ('{"api-key": []}', "api-key"),
+                                 ('{"api-key": "", "admin-key": "a"}', "api-key"),
+                                 ('{"max_num_queued_reqs": "x"}', "--max-open-requests: found"),
+                                 ('{"host": "a\\u0000b"}', "no character U+0000"),
+                                 ('{"swap_space": 4}', "docs/from-vllm.md")]:
             with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
                 file.write(content)
                 file.flush()
@@ -402,13 +555,47 @@ class Transport(unittest.TestCase):
                                      capture_output=True, text=True, timeout=60)
                 self.assertEqual(run.returncode, 2, content)
                 self.assertIn(message, run.stderr)
+                self.assertIn(file.name, run.stderr)
+        for flags in (["--config"], ["--config="], ["--config", ""]):
+            run = subprocess.run([BINARY, "serve", *flags], capture_output=True, text=True, timeout=60)
+            self.assertEqual(run.returncode, 2, flags)
+            self.assertIn("--config: found nothing, expected a file", run.stderr)
+
+    def test_a_flag_wins_over_the_file_by_any_of_its_names(self):
+        with tempfile.TemporaryDirectory() as folder:
+            config = Path(folder, "config.json")
+            config.write_text(json.dumps({"unix_socket": f"{folder}/file", "threads": 1}))
+            with serve("--uds", f"{folder}/flag", "-t2", "--config", config):
+                self.assertTrue(Path(folder, "flag").exists())
+                self.assertFalse(Path(folder, "file").exists())
 
     def test_flags_that_make_no_sense(self):
         for flags, message in [(["--port", "65536"], "65536"), (["--root-path", "x"], "root-path"),
-                               (["--ssl-certfile", "x"], "ssl-keyfile"),
+                               (["--ssl-certfile", "x"], "--ssl-certfile requires --ssl-keyfile"),
+                               (["--ssl-keyfile", "x"], "--ssl-keyfile requires --ssl-certfile"),
+                               (["--ssl-ca-certs", "x"], "--ssl-ca-certs requires --ssl-certfile"),
+                               (["--ssl-ciphers", "x"], "--ssl-ciphers requires --ssl-certfile"),
+                               (["--ssl-require-client-cert"], "requires --ssl-certfile"),
+                               (["--metrics-prefix", "1x"], "--metrics-prefix: found \"1x\", expected letters"),
+                               (["--metrics-prefix", "a b"], "--metrics-prefix: found \"a b\", expected letters"),
+                               (["--usage-log", "/", "--port", "0"], "/: cannot be written: Is a directory"),
+                               (["--usage-log", "no/x", "--record", "./no/x"], "--record: found the file of --usage-log"),
                                (["--ssl-certfile", "/no", "--ssl-keyfile", "/no"], "/no"),
                                (["--engine", "other"], "engine"), (["--overload-status", "500"], "503"),
-                               (["--nonsense"], "nonsense")]:
+                               (["--nonsense"], "nonsense"), (["--api-key=", "--port", "0"], "--api-key"),
+                               (["--api-key", ""], "--api-key: found nothing"),
+                               (["--admin-key", ""], "--admin-key: found nothing"),
+                               (["--served-model-name", ""], "--served-model-name: found nothing"),
+                               (["--allowed-hosts", ""], "--allowed-hosts: found nothing"),
+                               (["--host", ""], "--host: found nothing"), (["--isa", ""], "--isa: found nothing"),
+                               (["--ssl-ciphers", ""], "--ssl-ciphers: found nothing"),
+                               (["--allowed-origins", ""], "--allowed-origins: found nothing"),
+                               (["--allowed-methods", ""], "--allowed-methods: found nothing"),
+                               (["--allowed-headers", ""], "--allowed-headers: found nothing"),
+                               (["--header-timeout", "0"], "--header-timeout: found \"0\", expected seconds from 0.001"),
+                               (["--body-timeout", "0"], "--body-timeout: found \"0\", expected seconds from 0.001"),
+                               (["--write-timeout", "0"], "--write-timeout: found \"0\", expected seconds from 0.001"),
+                               (["--idle-timeout", "-1"], "expected seconds from 0 to"), (["--swap-space", "4"], "docs/from-vllm.md")]:
             run = subprocess.run([BINARY, "serve", *flags], capture_output=True, text=True, timeout=60)
             self.assertIn(run.returncode, (1, 2), flags)
             self.assertIn(message, run.stderr)

@@ -104,6 +104,16 @@ class Contents(Case):
                 config = self.synth("--layers", layers, "--overwrite")
                 self.assertEqual(config["num_hidden_layers"], layers)
 
+    def test_chosen_layers_run(self):
+        config = self.synth("--layer-ids", "1,2,3,6,8")
+        self.assertEqual(config["compress_ratios"], [0, 2, 2, 1, 1, 0, 0])
+        self.assertEqual(config["kv_source_layer_ids"], [1, 3])
+        self.assertEqual(config["candidate_source_layer_id"], 3)
+        self.refused(1, "--layer-ids: found 8, expected layer 6", self.out, "--layer-ids", "8")
+        self.refused(2, "--layer-ids excludes --layers|--layers excludes --layer-ids", self.out,
+                     "--layer-ids", "0", "--layers", 1)
+        self.refused(2, "--layer-ids", self.out, "--layer-ids", "1,x")
+
     def test_sizes_change_on_their_own_and_together(self):
         changes = {
             "--experts": ("n_routed_experts", 3),
@@ -191,18 +201,40 @@ class Refusals(Case):
         self.refused(1, "found a file, expected a folder", file)
         self.refused(1, "cannot create", file / "below")
 
-    def test_ctrl_c_leaves_nothing(self):
+    def test_ctrl_c_and_sigterm_leave_nothing(self):
+        for stop in (signal.SIGINT, signal.SIGTERM):
+            self.stopped(stop)
+
+    def stopped(self, stop):
         sizes = ("--layers", "1", "--experts", "50", "--engram-rows", "0", "--draft", "0")
         command = [BINARY, "synth", str(self.out), "--shape", "v4.1", "--no-vision", *sizes]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.addCleanup(process.kill)
         self.assertRegex(process.stderr.readline(), r"^writing .*: \d+ of 3\d\d\d MB$")
         self.assertTrue(self.out.exists())
-        process.send_signal(signal.SIGINT)
+        process.send_signal(stop)
         _, rest = process.communicate(timeout=TIMEOUT)
         self.assertEqual(process.returncode, 130)
         self.assertIn("millrace: stopped", rest)
         self.assertFalse(self.out.exists())
+
+
+    def test_what_a_killed_run_left_half_written_goes_with_the_next(self):
+        gone = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True)
+        self.out.mkdir()
+        half = self.out / f"model-00001-of-00001.safetensors.tmp.{gone.stdout.strip()}"
+        half.write_text("half")
+        output("synth", self.out)
+        self.assertFalse(half.exists())
+        half.write_text("half")
+        of_others = [self.out / f"mine.tmp.{gone.stdout.strip()}",
+                     self.out / f"config.json.tmp.{os.getpid()}"]  # fmt: skip
+        for path in of_others:
+            path.write_text("")
+        output("synth", self.out, "--overwrite")
+        self.assertFalse(half.exists())
+        for path in of_others:
+            self.assertTrue(path.exists(), path)
 
 
 class ZzCoverage(Case):

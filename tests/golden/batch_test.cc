@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "base/format.h"
 #include "loaded_model.h"
 #include "model/lone_sequence.h"
 
@@ -153,6 +154,40 @@ TEST_P(Batch, ACallThatIsGivenUpHasNotHappened) {
   const size_t skipped = size_t(51 * config().vocab_size);
   ASSERT_EQ(logits.size(), want.size() - skipped);
   EXPECT_EQ(std::memcmp(logits.data(), want.data() + skipped, logits.size() * sizeof(float)), 0);
+}
+
+// Caches that are smaller than what one call needs of a layer, and all tokens of it in pieces.
+TEST_P(Batch, ExpertsFromTheDiskGiveTheSameLogitsAndDrafts) {
+  for (const char* folder : {"/tests/golden/tiny-v41", "/models/nano"}) {
+    for (const int64_t num_slots : {2, 7}) {
+      LoadedModel mapped(format(MILLRACE_SOURCE_DIR, folder), GetParam());
+      LoadedModel cached(format(MILLRACE_SOURCE_DIR, folder), GetParam(), num_slots);
+      const std::vector<int32_t> ids = tokens(60, 3);
+      std::vector<float> logits[2], confidences[2];
+      LoadedModel* models[] = {&mapped, &cached};
+      for (size_t i = 0; i < 2; ++i) {
+        LoneSequence sequence =
+            std::move(LoneSequence::create(models[i]->model().config, GetParam(), 100).value());
+        Runner runner(models[i]->model(), models[i]->experts(), sequence.store(),
+                      *fast_kernels()[0], kernel_context_);
+        std::vector<float> some;
+        for (size_t begin = 0; begin < ids.size(); begin += begin < 40 ? 40 : 1) {
+          const size_t end = begin < 40 ? 40 : begin + 1;
+          const BatchSegment segment =
+              sequence.append(std::span(ids).subspan(begin, end - begin), LogitsFor::kAll);
+          ASSERT_TRUE(runner.forward({&segment, 1}, {.feed_draft = true}, some).ok());
+          logits[i].insert(logits[i].end(), some.begin(), some.end());
+        }
+        confidences[i] = runner.draft(sequence.slot(), int64_t(ids.size()), 5).value().confidences;
+      }
+      ASSERT_EQ(logits[0].size(), logits[1].size());
+      EXPECT_EQ(std::memcmp(logits[0].data(), logits[1].data(), logits[0].size() * sizeof(float)), 0)
+          << folder << ", " << num_slots << " slots";
+      EXPECT_EQ(confidences[0], confidences[1]);
+      EXPECT_EQ(mapped.experts().reads().num_bytes, 0);
+      EXPECT_GT(cached.experts().reads().num_misses, num_slots);
+    }
+  }
 }
 
 TEST_P(Batch, RefusesTokensOutsideTheVocabularyAndCallsWithoutRows) {

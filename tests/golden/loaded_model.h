@@ -1,8 +1,10 @@
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/disk_expert_source.h"
 #include "checkpoint/expert_source.h"
 #include "model/runner.h"
 #include "sys/fp_environment.h"
@@ -13,16 +15,25 @@ namespace millrace {
 // A checkpoint from the repository with everything a Runner needs.
 class LoadedModel {
  public:
-  LoadedModel(const std::string& folder, Numerics numerics)
+  // `num_slots`: experts come from the disk, into a cache of so many; 0: they are mapped.
+  LoadedModel(const std::string& folder, Numerics numerics, int64_t num_slots = 0)
       : tokenizer_(take(Tokenizer::parse(take(read_file(folder + "/tokenizer.json"))))),
         checkpoint_(take(Checkpoint::open(folder))),
-        experts_(take(MappedExpertSource::open(checkpoint_.config(), checkpoint_))),
         model_(take(Model::load(checkpoint_.config(), checkpoint_,
-                                make_token_map(tokenizer_).compressed_ids, numerics))) {}
+                                make_token_map(tokenizer_).compressed_ids, numerics))) {
+    if (num_slots == 0) {
+      experts_ = std::make_unique<MappedExpertSource>(
+          take(MappedExpertSource::open(checkpoint_.config(), checkpoint_)));
+      return;
+    }
+    ExpertFiles files = take(ExpertFiles::open(checkpoint_));
+    const int64_t bytes = num_slots * int64_t(files.slot_bytes());
+    experts_ = take(DiskExpertSource::open(std::move(files), bytes, take(open_uring_queue(16))));
+  }
 
   const Tokenizer& tokenizer() const { return tokenizer_; }
   const Model& model() const { return model_; }
-  ExpertSource& experts() { return experts_; }
+  ExpertSource& experts() { return *experts_; }
 
  private:
   template <class T>
@@ -34,8 +45,8 @@ class LoadedModel {
   ScopedFpEnvironment fp_;
   Tokenizer tokenizer_;
   Checkpoint checkpoint_;
-  MappedExpertSource experts_;
   Model model_;
+  std::unique_ptr<ExpertSource> experts_;
 };
 
 }  // namespace millrace

@@ -154,7 +154,7 @@ TEST_P(TinySublayers, AttentionAgreesGivenTheGoldenInputsAndSharedState) {
   LoneSequence sequence = lone_sequence(num_tokens);
   KvStore& store = sequence.store();
   const BatchSegment segment = sequence.append(ids, LogitsFor::kNone);
-  const BatchRows rows = make_batch_rows(ctx, model, store, {&segment, 1});
+  BatchRows rows = make_batch_rows(ctx, model, store, {&segment, 1});
   AttentionStep step{.rows = rows,
                      .store = store,
                      .fresh = FreshKeys(ctx, store, config().num_hidden_layers, num_tokens),
@@ -183,7 +183,9 @@ TEST_P(TinySublayers, AttentionAgreesGivenTheGoldenInputsAndSharedState) {
     const AttentionWeights& weights = model.weights.layers[size_t(l)].attention;
 
     // First as the model runs it: what the layer leaves for others must agree.
-    Matrix<float> out = attention(ctx, weights, layer, l, x, step);
+    const Matrix<const float> in = ctx.linear_input(x);
+    write_keys(ctx, weights, layer, l, x, in, step);
+    Matrix<float> out = attention(ctx, weights, layer, l, x, in, step);
     if (layer.owns_compressor) {
       exchange_rows(l, StateKind::kCompressedRow, "attn.compressed_kv", config().head_dim);
       exchange_rows(l, StateKind::kIndexKey, "attn.index_keys", config().index_head_dim);
@@ -210,7 +212,8 @@ TEST_P(TinySublayers, AttentionAgreesGivenTheGoldenInputsAndSharedState) {
     }
     // Then again on the golden shared state alone.
     layer.owns_compressor = layer.owns_index = false;
-    out = attention(ctx, weights, layer, l, x, step);
+    write_keys(ctx, weights, layer, l, x, in, step);
+    out = attention(ctx, weights, layer, l, x, in, step);
     expect_agreement(out.data, values(l, "attn.out"), size_t(config().hidden_size), name(l, "attn.out"));
   }
 }

@@ -7,9 +7,9 @@
 // Schedules are drawn so that every pair of values of two factors occurs: chunk, sequences at a
 // time, room for blocks (tight: preemption), threads, kernel table, neighbours that are cancelled,
 // readers so slow that their request is paused and its slot goes to another, choices asked for at
-// once, priorities. Every request runs in K of them with the best table. Other tables, which are
-// slow, get short requests on top. T is the number of tables, best first; without it all, the
-// reference included.
+// once, priorities, experts that come from the disk into the smallest cache. Every request runs in
+// K of them with the best table. Other tables, which are slow, get short requests on top. T is the
+// number of tables, best first; without it all, the reference included.
 
 #include <algorithm>
 #include <atomic>
@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/disk_expert_source.h"
 #include "engine/engine.h"
 #include "kernels/kernels.h"
 #include "llm/llm.h"
@@ -176,6 +177,7 @@ struct Schedule {
   bool has_cancelled_neighbours, has_slow_reader;
   int32_t num_choices;
   bool has_priorities;
+  bool has_expert_cache;
 
   // Nothing but readers that fall behind can cost a sequence its place.
   bool preempts_only_paused() const { return !is_tight || max_num_seqs == 1; }
@@ -184,14 +186,14 @@ struct Schedule {
   // About how much longer a request takes here than where nothing slows it down.
   double slowness() const {
     const double rows_alone = chunk == 1 ? 3 : chunk == 7 ? 1.5 : 1;
-    return rows_alone * (is_tight ? 2 : 1) * double(num_choices);
+    return rows_alone * (is_tight ? 2 : 1) * (has_expert_cache ? 3 : 1) * double(num_choices);
   }
   std::string name() const {
     return "chunk " + std::to_string(chunk) + ", " + std::to_string(max_num_seqs) + " sequences" +
            (is_tight ? ", tight, " : ", ") + std::to_string(threads) + " threads, " + isa +
            (has_cancelled_neighbours ? ", cancels" : "") +
            (has_slow_reader ? ", slow reader" : "") + ", n " + std::to_string(num_choices) +
-           (has_priorities ? ", priorities" : "");
+           (has_priorities ? ", priorities" : "") + (has_expert_cache ? ", experts from disk" : "");
   }
 };
 
@@ -225,6 +227,7 @@ Cover covering_schedules(Random& random, const Options& options) {
                                    2,
                                    options.has_slow_readers ? 2 : 1,
                                    int64_t(kChoices.size()),
+                                   2,
                                    2};
   const size_t num_factors = sizes.size();
   const auto pair_id = [&](size_t a, int64_t x, size_t b, int64_t y) {
@@ -262,9 +265,18 @@ Cover covering_schedules(Random& random, const Options& options) {
     missing -= best_gain;
     cover.schedules.push_back({kChunks[size_t(best[0])], kSequences[size_t(best[1])], best[2] == 1,
                                kThreads[size_t(best[3])], names[size_t(best[4])], best[5] == 1,
-                               best[6] == 1, kChoices[size_t(best[7])], best[8] == 1});
+                               best[6] == 1, kChoices[size_t(best[7])], best[8] == 1,
+                               best[9] == 1});
   }
   return cover;
+}
+
+int64_t least_expert_cache(const std::string& model_dir) {
+  const Checkpoint checkpoint = take(Checkpoint::open(model_dir));
+  const int64_t per_token = std::max(checkpoint.config().num_experts_per_tok,
+                                     checkpoint.config().dspark_num_experts_per_tok);
+  return DiskExpertSource::least_slots(per_token) *
+         int64_t(take(ExpertFiles::open(checkpoint)).slot_bytes());
 }
 
 // `longest`: the most tokens of prompt and output that a request of the schedule may come to.
@@ -275,6 +287,8 @@ std::unique_ptr<Engine> open_engine(const Options& options, const Schedule& sche
   engine.load.model_dir = options.model_dir;
   engine.load.num_threads = schedule.threads;
   engine.load.isa = schedule.isa;
+  engine.load.expert_cache_bytes =
+      schedule.has_expert_cache ? least_expert_cache(options.model_dir) : 0;
   engine.prefill_chunk = schedule.chunk;
   engine.max_num_seqs = schedule.max_num_seqs;
   if (schedule.is_tight) {
@@ -295,6 +309,7 @@ struct Effects {
   int64_t num_cancelled = 0;  // before their end
   int64_t num_overtaken = 0;  // began later than one submitted after them, one at a time
   int64_t most_sequences = 0;
+  int64_t num_experts_read = 0;
 };
 
 // Submits requests as a crowd would: a few at a time, always more than there is room for.
@@ -444,6 +459,7 @@ void check_effects(const Options& options, const Effects& effects) {
   if (effects.num_cancelled == 0) fail("no neighbour was cancelled before its end");
   if (effects.num_overtaken == 0) fail("no request was overtaken for its priority");
   if (effects.most_sequences < 8) fail("never as many as 8 sequences at a time");
+  if (effects.num_experts_read == 0) fail("no expert was read from the disk");
   if (options.has_slow_readers && effects.num_evicted == 0) fail("no paused request lost its place");
 }
 
@@ -462,7 +478,8 @@ int run(const Options& options) {
   std::vector<std::vector<size_t>> assigned;
   std::map<std::pair<size_t, int32_t>, Transcript> alone;  // by request and choice
   {
-    const Schedule plain{256, 1, false, 1, table_names(options).front(), false, false, 1, false};
+    const Schedule plain{256, 1, false, 1, table_names(options).front(), false, false, 1, false,
+                         false};
     const std::unique_ptr<Engine> engine = open_engine(options, plain, 0);
     for (int64_t i = 0; i < options.num_requests; ++i) {
       requests.push_back(
@@ -516,6 +533,7 @@ int run(const Options& options) {
     crowd.finish();
     const int64_t preemptions = engine->stats().num_preemptions;
     (schedule.preempts_only_paused() ? effects.num_evicted : effects.num_preempted) += preemptions;
+    effects.num_experts_read += engine->counters().expert_reads.num_misses;
     num_runs += int64_t(got.size());
     for (size_t i = 0; i < got.size(); ++i) {
       const size_t r = assigned[s][i];
@@ -533,11 +551,13 @@ int run(const Options& options) {
   }
   std::printf("%lld requests in company, %lld answers compared, %lld different; %lld sequences "
               "preempted, %lld requests paused, %lld sequences of paused ones evicted, "
-              "%lld neighbours cancelled, %lld requests overtaken, up to %lld sequences at a time\n",
+              "%lld neighbours cancelled, %lld requests overtaken, up to %lld sequences at a time, "
+              "%lld experts read\n",
               (long long)num_runs, (long long)num_compared, (long long)num_different,
               (long long)effects.num_preempted, (long long)effects.num_paused,
               (long long)effects.num_evicted, (long long)effects.num_cancelled,
-              (long long)effects.num_overtaken, (long long)effects.most_sequences);
+              (long long)effects.num_overtaken, (long long)effects.most_sequences,
+              (long long)effects.num_experts_read);
   if (num_different > 0) fail("answers differ");
   check_effects(options, effects);
   return 0;

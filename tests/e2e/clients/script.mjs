@@ -112,3 +112,6 @@ if (import.meta.url === pathToFileURL(process.argv[1]).href) {
     for (const reply of [replies].flat()) console.log(lineOf(key, reply));
   }
 }
+
+// What a client reads of a fault: its kind. The reason is for the server's log.
+export const kFault = "the engine failed at this request (corrupt)";
