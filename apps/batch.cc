@@ -142,8 +142,8 @@ class OutputLines {
     std::string line, asked;
     const auto wrong = [&](const std::string& found, const std::string& expected) {
       return Error{Code::kInvalidArgument,
-                   format(name_, ": line ", num_lines + 1, ": found ", found, ", expected ", expected,
-                          "; --overwrite starts anew")};
+                   format(name_, ": line ", num_lines + 1, ": found ", found, ", expected ",
+                          expected, "; --overwrite starts anew")};
     };
     while (past.is_open() && std::getline(past, line) && !past.eof()) {
       const Result<AnsweredLine> answered = read_answered_line(line, options.limits.json);

@@ -22,8 +22,10 @@ std::string check_ratio(const std::string& text) {
 void add_target_flags(CLI::App& command, BenchCommandOptions& options) {
   const std::string group = "Target";
   CLI::Option* url =
-      command.add_option("--url", options.url, "a server of the OpenAI API, with or without /v1; unix:PATH is one at a Unix "
-                         "socket, SSL_CERT_FILE=FILE in the environment the authority of an https one")
+      command
+          .add_option("--url", options.url,
+                      "a server of the OpenAI API, with or without /v1; unix:PATH is one at a Unix "
+                      "socket, SSL_CERT_FILE=FILE in the environment the authority of an https one")
           ->check(check_text)
           ->capture_default_str()
           ->group(group);

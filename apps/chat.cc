@@ -33,8 +33,10 @@ std::string help_text() {
 Result<std::vector<Tool>> read_tools(const std::string& file) {
   ASSIGN_OR_RETURN(const std::string text, read_file(file));
   std::string request = text;
-  if (const size_t first = text.find_first_not_of(" \t\r\n"); first != text.npos && text[first] == '[') {
-    request = format("{\"messages\": [{\"role\": \"user\", \"content\": \"\"}], \"tools\": ", text, "}");
+  if (const size_t first = text.find_first_not_of(" \t\r\n");
+      first != text.npos && text[first] == '[') {
+    request =
+        format("{\"messages\": [{\"role\": \"user\", \"content\": \"\"}], \"tools\": ", text, "}");
   }
   Result<ChatRequest> parsed = parse_chat_request(request);
   if (!parsed.has_value()) {
@@ -144,7 +146,8 @@ class Chat {
       request_.reasoning_effort = effort.value();
     } else if (name == "/temp") {
       SamplingParams changed = sampling_;
-      if (!parse_number(argument, changed.temperature)) return bad_argument(name, argument, "0 to 2");
+      if (!parse_number(argument, changed.temperature))
+        return bad_argument(name, argument, "0 to 2");
       RETURN_IF_ERROR(validate(changed, llm_.engine().vocab_size()));
       sampling_ = std::move(changed);
     } else if (name == "/seed") {
@@ -255,7 +258,8 @@ class Chat {
 int run_chat(const ChatOptions& options) {
   Result<std::unique_ptr<Llm>> llm = open_llm(options.model);
   if (!llm.has_value()) return fail(llm.error());
-  Result<SamplingParams> sampling = make_sampling(options.sampling, llm.value()->default_sampling(), *llm.value());
+  Result<SamplingParams> sampling =
+      make_sampling(options.sampling, llm.value()->default_sampling(), *llm.value());
   if (!sampling.has_value()) return fail_usage(sampling.error());
   Chat chat(*llm.value(), std::move(sampling.value()), options);
   const Status prepared = chat.prepare();

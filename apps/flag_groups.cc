@@ -23,9 +23,10 @@ void add_compute_flags(CLI::App& command, int& num_threads, std::string& isa) {
       ->type_name("N")
       ->group(group);
   command
-      .add_option("--isa", isa,
-                  "kernel table (inspect --machine lists them); default: the best. It never changes "
-                  "the result")
+      .add_option(
+          "--isa", isa,
+          "kernel table (inspect --machine lists them); default: the best. It never changes "
+          "the result")
       ->check(check_text)
       ->check([](const std::string& name) {
         const Result<const KernelTable*> table = choose_kernels(name);
@@ -43,9 +44,10 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       ->type_name("DIR")
       ->group(group);
   command
-      .add_option("--numerics", flags.numerics,
-                  "reference: the published roundings; fp32: no rounding and no quantisation beyond "
-                  "the stored weights")
+      .add_option(
+          "--numerics", flags.numerics,
+          "reference: the published roundings; fp32: no rounding and no quantisation beyond "
+          "the stored weights")
       ->check(CLI::IsMember({"reference", "fp32"}).description(""))
       ->type_name("MODE")
       ->capture_default_str()
@@ -59,10 +61,11 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       ->capture_default_str()
       ->group(group);
   command
-      .add_option("--expert-cache-bytes", flags.expert_cache_bytes,
-                  "memory for experts that are read from the disk when they are needed; 0: they are "
-                  "mapped, and the system decides what stays; default: 0 if they fit into memory, "
-                  "or else what memory leaves. It never changes the result")
+      .add_option(
+          "--expert-cache-bytes", flags.expert_cache_bytes,
+          "memory for experts that are read from the disk when they are needed; 0: they are "
+          "mapped, and the system decides what stays; default: 0 if they fit into memory, "
+          "or else what memory leaves. It never changes the result")
       ->transform(integer<int64_t>(0))
       ->type_name("N")
       ->group(group);

@@ -68,7 +68,8 @@ void add_trace(const Trace& trace, const std::string& file, Outputs& outputs) {
     const int64_t num_tokens = int64_t(selection.selected.size());
     std::vector<uint8_t> mask(size_t(num_tokens * selection.num_rows));
     for (int64_t t = 0; t < num_tokens; ++t) {
-      for (int32_t row : selection.selected[size_t(t)]) mask[size_t(t * selection.num_rows + row)] = 1;
+      for (int32_t row : selection.selected[size_t(t)])
+        mask[size_t(t * selection.num_rows + row)] = 1;
     }
     outputs.add(file, "trace." + name, Dtype::kU8, {num_tokens, selection.num_rows}, mask);
   }
@@ -148,8 +149,9 @@ Status forward(const ForwardCommandOptions& options, const std::vector<int32_t>&
   // Said after writing: the files show where it began.
   const int64_t num_rows = int64_t(logits.size()) / vocab_size;
   for (int64_t r = 0; r < num_rows; ++r) {
-    RETURN_IF_ERROR(check_finite(std::span(logits).subspan(size_t(r * vocab_size), size_t(vocab_size)),
-                                 "forward", num_tokens - num_rows + r));
+    RETURN_IF_ERROR(
+        check_finite(std::span(logits).subspan(size_t(r * vocab_size), size_t(vocab_size)),
+                     "forward", num_tokens - num_rows + r));
   }
   return {};
 }

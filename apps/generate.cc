@@ -159,7 +159,10 @@ std::string answer_json(const Llm& llm, const Prompt& prompt, const Answer& answ
     json.member("content", answer.reply.content);
     json.key("tool_calls").begin_array();
     for (const Reply::Call& call : answer.reply.tool_calls) {
-      json.begin_object().member("name", call.name).member("arguments", call.arguments).end_object();
+      json.begin_object()
+          .member("name", call.name)
+          .member("arguments", call.arguments)
+          .end_object();
     }
     json.end_array();
   }
@@ -215,7 +218,8 @@ std::string answer_json(const Llm& llm, const Prompt& prompt, const Answer& answ
 // Shows the choices one after the other, each as it comes once the one before has ended.
 class ChoicePrinter {
  public:
-  ChoicePrinter(int32_t num_choices, bool is_chat) : choices_(size_t(num_choices)), is_chat_(is_chat) {
+  ChoicePrinter(int32_t num_choices, bool is_chat)
+      : choices_(size_t(num_choices)), is_chat_(is_chat) {
     begin();
   }
 
@@ -323,7 +327,8 @@ int run_generate(const GenerateOptions& options) {
   const Result<std::unique_ptr<AnswerStream>> stream = llm.value()->submit(std::move(request));
   if (!stream.has_value()) return fail(stream.error());
   std::optional<ChoicePrinter> printer;
-  if (!options.json) printer.emplace(stream.value()->num_choices(), prompt.value().reply_start.has_value());
+  if (!options.json)
+    printer.emplace(stream.value()->num_choices(), prompt.value().reply_start.has_value());
   bool is_interrupted = false;
   while (!is_interrupted) {
     const AnswerEvent* event = stream.value()->next();

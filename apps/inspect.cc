@@ -116,14 +116,15 @@ std::string model_text(const Inspected& inspected, std::optional<int64_t> kv_byt
   const KvSize kv = kv_size(config);
   std::ostringstream out;
   out << inspected.path << "\n";
-  out << "layers " << config.num_hidden_layers << ", draft stages " << config.num_nextn_predict_layers
-      << ", hidden " << config.hidden_size << ", heads " << config.num_attention_heads << " x "
-      << config.head_dim << ", experts " << config.num_experts_per_tok << " of "
-      << config.n_routed_experts << ", vocabulary " << config.vocab_size << ", context "
-      << config.max_position_embeddings << "\n\n";
+  out << "layers " << config.num_hidden_layers << ", draft stages "
+      << config.num_nextn_predict_layers << ", hidden " << config.hidden_size << ", heads "
+      << config.num_attention_heads << " x " << config.head_dim << ", experts "
+      << config.num_experts_per_tok << " of " << config.n_routed_experts << ", vocabulary "
+      << config.vocab_size << ", context " << config.max_position_embeddings << "\n\n";
 
-  out << std::left << std::setw(7) << "layer" << std::right << std::setw(6) << "ratio" << std::setw(11)
-      << "kv source" << std::setw(14) << "index source" << "  extras\n";
+  out << std::left << std::setw(7) << "layer" << std::right << std::setw(6) << "ratio"
+      << std::setw(11) << "kv source" << std::setw(14) << "index source"
+      << "  extras\n";
   const std::vector<LayerInfo> layers = layer_map(config);
   for (size_t l = 0; l < layers.size(); ++l) {
     out << std::left << std::setw(7) << l << std::right << std::setw(6) << layers[l].compress_ratio
@@ -136,7 +137,8 @@ std::string model_text(const Inspected& inspected, std::optional<int64_t> kv_byt
   const auto row = [&](std::string_view name, const PartSize& part) {
     if (part.num_tensors == 0) return;
     out << std::left << std::setw(18) << name << std::right << std::setw(9) << part.num_tensors
-        << std::setw(20) << grouped(part.parameters) << std::setw(20) << grouped(part.bytes) << "\n";
+        << std::setw(20) << grouped(part.parameters) << std::setw(20) << grouped(part.bytes)
+        << "\n";
   };
   for (int p = 0; p < kNumTensorParts; ++p) row(part_name(TensorPart(p)), size.of(TensorPart(p)));
   row("total", size.total);
@@ -152,8 +154,9 @@ std::string model_text(const Inspected& inspected, std::optional<int64_t> kv_byt
     }
   }
   if (inspected.checkpoint) {
-    out << "checkpoint: " << inspected.checkpoint->shards().size() << " files, every tensor present ("
-        << grouped(inspected.checkpoint->copied_bytes()) << " misaligned bytes copied)\n";
+    out << "checkpoint: " << inspected.checkpoint->shards().size()
+        << " files, every tensor present (" << grouped(inspected.checkpoint->copied_bytes())
+        << " misaligned bytes copied)\n";
   } else {
     out << "checkpoint: no weights here, config only\n";
   }
@@ -197,7 +200,10 @@ void write_model(const Inspected& inspected, std::optional<int64_t> kv_bytes, Js
   if (kv_bytes) {
     json.member("kv_bytes", *kv_bytes).key("fits").begin_array();
     for (const Fit& fit : fits(config, *kv_bytes)) {
-      json.begin_object().member("tokens", fit.tokens).member("sequences", fit.sequences).end_object();
+      json.begin_object()
+          .member("tokens", fit.tokens)
+          .member("sequences", fit.sequences)
+          .end_object();
     }
     json.end_array();
   }

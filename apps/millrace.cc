@@ -133,9 +133,10 @@ void add_chat(CLI::App& app, ChatOptions& options, std::function<int()>& action)
       ->check(utf8_fault)
       ->group("Chat");
   command
-      .add_option("--tools", options.tools_file,
-                  "JSON list of tools in the Chat Completions form; the result of a call is the next "
-                  "line")
+      .add_option(
+          "--tools", options.tools_file,
+          "JSON list of tools in the Chat Completions form; the result of a call is the next "
+          "line")
       ->check(check_path)
       ->type_name("FILE")
       ->group("Chat");
@@ -149,7 +150,8 @@ void add_chat(CLI::App& app, ChatOptions& options, std::function<int()>& action)
 }
 
 void add_generate(CLI::App& app, GenerateOptions& options, std::function<int()>& action) {
-  CLI::App& command = *app.add_subcommand("generate", "continue a prompt, or answer a chat request");
+  CLI::App& command =
+      *app.add_subcommand("generate", "continue a prompt, or answer a chat request");
   command.footer(
       "Without a prompt it is read from stdin. Examples:\n"
       "  millrace generate 'Once upon a time' --max-tokens 50\n"
@@ -216,7 +218,8 @@ void add_replay(CLI::App& app, ReplayOptions& options, std::function<int()>& act
       *app.add_subcommand("replay", "run what --record wrote once more, and compare");
   command.footer(
       "Exit status 1 if anything differs. Example:\n"
-      "  millrace generate 'Once upon a time' -n 50 --record run.jsonl && millrace replay run.jsonl");
+      "  millrace generate 'Once upon a time' -n 50 --record run.jsonl && millrace replay "
+      "run.jsonl");
   command.add_option("FILE", options.file, "the recording")->required()->check(check_path);
   command.add_option("MODEL_DIR", options.model_dir, kModelHelp)->check(check_path);
   add_compute_flags(command, options.num_threads, options.isa);
@@ -231,7 +234,8 @@ void add_forward(CLI::App& app, ForwardCommandOptions& options, std::function<in
   CLI::App& command =
       *app.add_subcommand("forward", "run the forward pass over tokens and store what it computes");
   command.footer(
-      "Outputs may share one file. tools/reference/compare.py compares the files with golden ones.");
+      "Outputs may share one file. tools/reference/compare.py compares the files with golden "
+      "ones.");
   command.add_option("--token-ids", options.token_ids, "the tokens")
       ->required()
       ->check(check_token_ids)
@@ -261,10 +265,11 @@ void add_inspect(CLI::App& app, InspectOptions& options, std::function<int()>& a
   command.add_option("PATH", options.path, "a model directory or a config.json; default: the "
                                            "model that comes with the program")
       ->check(check_path);
-  command.add_flag("--machine", options.machine,
-                   "this computer: processor, caches, memory, limits, what is chosen of them, kernel "
-                   "tables with their numerics ids, and what cannot be tested here; with PATH behind "
-                   "the model, and how many sequences fit its free memory");
+  command.add_flag(
+      "--machine", options.machine,
+      "this computer: processor, caches, memory, limits, what is chosen of them, kernel "
+      "tables with their numerics ids, and what cannot be tested here; with PATH behind "
+      "the model, and how many sequences fit its free memory");
   command
       .add_option("--kv-bytes", options.kv_bytes,
                   "also how many sequences fit, with their state in so many bytes")
@@ -295,8 +300,9 @@ void add_batch(CLI::App& app, BatchCommandOptions& options, std::function<int()>
       ->transform(integer<uint64_t>())
       ->capture_default_str();
   command
-      .add_option("--served-model-name", options.served_model_name,
-                  "refuse requests for another model; default: the folder's name, and none is refused")
+      .add_option(
+          "--served-model-name", options.served_model_name,
+          "refuse requests for another model; default: the folder's name, and none is refused")
       ->check(check_text)
       ->type_name("NAME");
   command
@@ -335,11 +341,13 @@ void add_synth(CLI::App& app, SynthCommandOptions& options, std::function<int()>
         ->group(group);
   };
   std::string names;
-  for (const std::string_view name : shape_names()) names += format(names.empty() ? "" : ", ", name);
+  for (const std::string_view name : shape_names())
+    names += format(names.empty() ? "" : ", ", name);
   CLI::Option* shape = command.add_option(
       "--shape", options.shape,
-      names + ": mini has every mechanism at small sizes, real-structure has small widths under the "
-              "release's layer map, windows and selections");
+      names +
+          ": mini has every mechanism at small sizes, real-structure has small widths under the "
+          "release's layer map, windows and selections");
   shape->check(CLI::IsMember(std::vector<std::string>(shape_names().begin(), shape_names().end()))
                    .description(""))
       ->type_name("NAME")
@@ -352,8 +360,9 @@ void add_synth(CLI::App& app, SynthCommandOptions& options, std::function<int()>
       ->group(group);
   add_size("--layers", options.sizes.layers, 1, "only the first N layers");
   command
-      .add_option("--layer-ids", options.sizes.layer_ids,
-                  "only these layers, as 0,1,2: with the layers whose rows and selections they read")
+      .add_option(
+          "--layer-ids", options.sizes.layer_ids,
+          "only these layers, as 0,1,2: with the layers whose rows and selections they read")
       ->delimiter(',')
       ->transform(integer<int64_t>(0))
       ->type_name("IDS")
@@ -397,7 +406,8 @@ void add_tokenize(CLI::App& app, TokenizeOptions& options, std::function<int()>&
 
 void add_detokenize(CLI::App& app, DetokenizeOptions& options, std::function<int()>& action) {
   CLI::App& command = *app.add_subcommand("detokenize", "token ids to text");
-  command.add_option("ID", options.token_ids, "token ids, separated by blanks or commas; default: stdin");
+  command.add_option("ID", options.token_ids,
+                     "token ids, separated by blanks or commas; default: stdin");
   command.add_flag("--json", options.json, "text, and the text of each token");
   command.add_option("--model", options.model_dir, kModelHelp)->check(check_path)->type_name("DIR");
   command.callback([&] { action = [&] { return run_detokenize(options); }; });
@@ -415,9 +425,10 @@ constexpr const char* kParseExample = R"(
 void add_lines(CLI::App& app, const char* name, const char* help, const char* example,
                std::string& file, int (*run)(const std::string&), std::function<int()>& action) {
   CLI::App& command = *app.add_subcommand(name, help);
-  command.footer(std::string("A line, and what comes back:") + example +
-                 "or {\"id\": \"a\", \"error\": \"...\"}. The exit status is 1 when a line is not JSON. "
-                 "tests/golden/encoding/README.md lists the fields.");
+  command.footer(
+      std::string("A line, and what comes back:") + example +
+      "or {\"id\": \"a\", \"error\": \"...\"}. The exit status is 1 when a line is not JSON. "
+      "tests/golden/encoding/README.md lists the fields.");
   command.add_option("FILE", file, "one JSON object per line; - is stdin")->capture_default_str();
   command.callback([&file, run, &action] { action = [&file, run] { return run(file); }; });
 }
@@ -440,7 +451,8 @@ std::string explain_repeats(const CLI::App& command, const std::string& otherwis
     const bool is_named = otherwise.starts_with(option->get_name() + ":");
     if (!is_named || int64_t(option->count()) <= most) continue;
     return format(option->get_name(), ": found ", option->count(), " values (",
-                  option->get_name(/*positional=*/false, /*all_options=*/true), "), expected ", most);
+                  option->get_name(/*positional=*/false, /*all_options=*/true), "), expected ",
+                  most);
   }
   return otherwise;
 }

@@ -42,9 +42,10 @@ Result<std::string> resolve_model_dir(const std::string& model_dir) {
   for (const fs::path& candidate : candidates) {
     if (fs::is_directory(candidate, error)) return candidate.lexically_normal().string();
   }
-  return Error{Code::kNotFound,
-               format("no model: found neither ", candidates[0].lexically_normal().string(), " nor ",
-                      candidates[1].lexically_normal().string(), "; name one with --model DIR")};
+  return Error{
+      Code::kNotFound,
+      format("no model: found neither ", candidates[0].lexically_normal().string(), " nor ",
+             candidates[1].lexically_normal().string(), "; name one with --model DIR")};
 }
 
 Result<LoadOptions> make_load_options(const ModelFlags& flags) {

@@ -25,8 +25,8 @@ constexpr size_t kMaxKeyFileBytes = size_t(1) << 20;
 // SIGINT and SIGTERM, taken by a thread that waits for them, so that they interrupt nothing.
 class StopSignals {
  public:
-  // Blocks them in the caller's thread and in those it creates from now on, for good: one that comes
-  // when the server has ended must not make a failure of it.
+  // Blocks them in the caller's thread and in those it creates from now on, for good: one that
+  // comes when the server has ended must not make a failure of it.
   StopSignals() {
     sigemptyset(&signals_);
     sigaddset(&signals_, SIGINT);
@@ -58,14 +58,15 @@ void raise_file_limit() {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-// A key; none: the variable is not there. One that is there and empty is a mistake, of a secret that
-// was not filled in: it must not open the server.
+// A key; none: the variable is not there. One that is there and empty is a mistake, of a secret
+// that was not filled in: it must not open the server.
 Result<std::optional<std::string>> key_of_environment(const char* name) {
   const char* value = std::getenv(name);
   if (value == nullptr) return std::optional<std::string>();
   if (*value == '\0') {
-    return Error{Code::kInvalidArgument,
-                 format(name, ": found nothing, expected a key; without one the variable is unset")};
+    return Error{
+        Code::kInvalidArgument,
+        format(name, ": found nothing, expected a key; without one the variable is unset")};
   }
   return std::optional<std::string>(value);
 }

@@ -60,20 +60,23 @@ void add_address_flags(CLI::App& command, ServerOptions& options) {
       ->type_name("PATH")
       ->group(group);
   command
-      .add_option("--allowed-hosts", options.allowed_hosts,
-                  "at a loopback address: names besides localhost that requests may give as Host, as "
-                  "behind a proxy; may be repeated; *: any")
+      .add_option(
+          "--allowed-hosts", options.allowed_hosts,
+          "at a loopback address: names besides localhost that requests may give as Host, as "
+          "behind a proxy; may be repeated; *: any")
       ->check(check_text)
       ->type_name("NAME")
       ->allow_extra_args(false)
       ->group(group);
-  command.add_option("--root-path", options.root_path, "what a reverse proxy puts in front of paths")
+  command
+      .add_option("--root-path", options.root_path, "what a reverse proxy puts in front of paths")
       ->check(check_root_path)
       ->type_name("/PATH")
       ->group(group);
   command
-      .add_flag("--take-over", options.takes_over,
-                "take the address from the server that has it, which then drains: no request is lost")
+      .add_flag(
+          "--take-over", options.takes_over,
+          "take the address from the server that has it, which then drains: no request is lost")
       ->group(group);
 }
 
@@ -160,7 +163,8 @@ void add_limit_flags(CLI::App& command, ServerOptions& options) {
       "requests in the server, running or not; default: what the engine takes", 1);
   add("--max-num-queued-tokens", options.max_queued_tokens,
       "prompt tokens that wait for their first answer; default: no limit", 1);
-  add("--max-logprobs", options.max_logprobs, "alternatives that a request may ask for; -1: all", -1);
+  add("--max-logprobs", options.max_logprobs, "alternatives that a request may ask for; -1: all",
+      -1);
   add("--max-body-bytes", options.http.max_body_bytes, "of a request", 1);
   add("--max-header-bytes", options.http.max_header_bytes, "of a request", 256);
   add("--max-headers", options.http.max_headers, "of a request", 1);
@@ -250,7 +254,8 @@ void add_serve(CLI::App& app, ServeCommandOptions& options, std::function<int()>
       *app.add_subcommand("serve", "serve the OpenAI API and a web page, on port 8000");
   command.footer(
       "  curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\\n"
-      "    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of France?\"}]}'\n"
+      "    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of "
+      "France?\"}]}'\n"
       "docs/server.md describes the API, keys, limits and how a new process takes over.");
   add_engine_choice_flag(command, options.model);
   command
@@ -276,8 +281,9 @@ void add_serve(CLI::App& app, ServeCommandOptions& options, std::function<int()>
   add_needless_flags(command);
   // Replaced by what is in the file before flags are read (config_file.h).
   command
-      .add_option_function<std::string>("--config", [](const std::string&) {},
-                  "flags from a JSON file, {\"port\": 8001, \"api-key\": [\"...\"]}; the command line wins")
+      .add_option_function<std::string>(
+          "--config", [](const std::string&) {},
+          "flags from a JSON file, {\"port\": 8001, \"api-key\": [\"...\"]}; the command line wins")
       ->type_name("FILE");
   command.callback([&] { action = [&] { return run_serve(options); }; });
 }

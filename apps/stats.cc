@@ -7,7 +7,9 @@
 namespace millrace {
 namespace {
 
-double per_second(int64_t count, double seconds) { return seconds > 0 ? double(count) / seconds : 0; }
+double per_second(int64_t count, double seconds) {
+  return seconds > 0 ? double(count) / seconds : 0;
+}
 
 }  // namespace
 

@@ -115,7 +115,8 @@ class Engine {
   virtual Result<std::unique_ptr<RequestStream>> submit(Request request,
                                                         std::function<void()> on_event = {}) = 0;
 
-  // Answers a request of one choice while the caller waits. Errors: of submit(), and that of kError.
+  // Answers a request of one choice while the caller waits. Errors: of submit(), and that of
+  // kError.
   Result<Completion> generate(const Request& request, const EventSink& on_event = {});
 
   virtual int64_t vocab_size() const = 0;

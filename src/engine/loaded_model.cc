@@ -18,8 +18,8 @@ Result<const KernelTable*> choose_kernels(std::string_view isa) {
   if (const KernelTable* table = find_kernels(isa)) return table;
   std::string names;
   for (const KernelTable* table : fast_kernels()) names += format(table->name, ", ");
-  return Error{Code::kInvalidArgument,
-               format("kernel table: found \"", isa, "\", expected one of ", names, ref_kernels().name)};
+  return Error{Code::kInvalidArgument, format("kernel table: found \"", isa, "\", expected one of ",
+                                              names, ref_kernels().name)};
 }
 
 std::string numerics_name(Numerics numerics) {

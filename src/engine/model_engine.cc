@@ -103,7 +103,9 @@ Result<std::unique_ptr<Engine>> ModelEngine::open(const EngineOptions& options, 
 
   std::function<void(const std::string&)> on_warning = options.on_warning;
   if (!on_warning) {
-    on_warning = [](const std::string& what) { std::fprintf(stderr, "millrace: %s\n", what.c_str()); };
+    on_warning = [](const std::string& what) {
+      std::fprintf(stderr, "millrace: %s\n", what.c_str());
+    };
   }
   for (const std::string& warning : model->warnings()) on_warning(warning);
   if (const Status spread = store.spread_over(model->memory_nodes()); !spread.ok()) {

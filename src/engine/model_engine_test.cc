@@ -77,7 +77,8 @@ TEST_F(EngineTest, ContinuingAnAnswerGivesTheSameTokensAndLogprobs) {
   rest.prompt_token_ids.insert(rest.prompt_token_ids.end(), whole.token_ids.begin(),
                                whole.token_ids.begin() + 3);
   const Completion tail = engine().generate(rest).value();
-  EXPECT_EQ(tail.token_ids, std::vector<int32_t>(whole.token_ids.begin() + 3, whole.token_ids.end()));
+  EXPECT_EQ(tail.token_ids,
+            std::vector<int32_t>(whole.token_ids.begin() + 3, whole.token_ids.end()));
   for (size_t i = 0; i < 3; ++i) {
     EXPECT_EQ(tail.prompt_logprobs[45 + i]->token.logprob, whole.logprobs[i].token.logprob);
   }
@@ -134,7 +135,8 @@ TEST_F(EngineTest, TheCallerEndsARequestAtAnyEvent) {
     int num_events = 0;
     const Completion completion =
         engine()
-            .generate(greedy(long_prompt(), 9), [&](const StreamEvent&) { return num_events++ < last; })
+            .generate(greedy(long_prompt(), 9),
+                      [&](const StreamEvent&) { return num_events++ < last; })
             .value();
     EXPECT_EQ(completion.finish_reason, FinishReason::kAbort);
     EXPECT_EQ(completion.token_ids.size(), size_t(last) + 1) << "the prompt fits in one chunk";
@@ -173,7 +175,8 @@ TEST_F(EngineTest, AStopStringEndsTheOutputAtTheTokenThatCompletesIt) {
   const std::vector<int32_t> ids = engine().generate(greedy(long_prompt(), 6)).value().token_ids;
   const std::string text = token_text(ids[0]) + token_text(ids[1]) + token_text(ids[2]);
   // From the last character of token 1 into token 2.
-  const std::string stop = text.substr(token_text(ids[0]).size() + token_text(ids[1]).size() - 1, 3);
+  const std::string stop =
+      text.substr(token_text(ids[0]).size() + token_text(ids[1]).size() - 1, 3);
   Request request = greedy(long_prompt(), 6);
   request.sampling.stop = {"never", stop};
   std::vector<int64_t> settled;
@@ -451,7 +454,8 @@ TEST(EngineOpen, RefusesOptionsThatMakeNoSense) {
   EXPECT_THAT(error(changed, token_table()), HasSubstr("nowhere/config.json"));
   changed = options();
   changed.load.isa = "PDP11";
-  EXPECT_THAT(error(changed, token_table()), HasSubstr("kernel table: found \"PDP11\", expected one of"));
+  EXPECT_THAT(error(changed, token_table()),
+              HasSubstr("kernel table: found \"PDP11\", expected one of"));
   changed = options();
   changed.prefill_chunk = 0;
   EXPECT_EQ(error(changed, token_table()), "chunk: found 0, expected at least 1");

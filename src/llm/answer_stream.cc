@@ -142,7 +142,8 @@ AnswerStream::AnswerStream(const Tokenizer& tokenizer, const Request& request,
                            std::unique_ptr<RequestStream> stream)
     : stream_(std::move(stream)) {
   for (int32_t i = 0; i < request.num_choices; ++i) {
-    choices_.push_back(std::make_unique<Choice>(tokenizer, request, reply_start, hides_control, i == 0));
+    choices_.push_back(
+        std::make_unique<Choice>(tokenizer, request, reply_start, hides_control, i == 0));
   }
 }
 

@@ -52,7 +52,8 @@ TEST(GenerationConfig, RefusesWhatItCannotUseByName) {
   EXPECT_EQ(error(R"({"min_p": 1.5})"), "min_p: found 1.5, expected 0 to 1");
   EXPECT_EQ(error(R"({"repetition_penalty": 0})"),
             "repetition_penalty: found 0, expected 0.000001 to 1000000");
-  EXPECT_EQ(error(R"({"eos_token_id": [1, "x"]})"), "eos_token_id[1]: found \"x\", expected a token id from 0 to 99");
+  EXPECT_EQ(error(R"({"eos_token_id": [1, "x"]})"),
+            "eos_token_id[1]: found \"x\", expected a token id from 0 to 99");
   EXPECT_EQ(error(R"({"eos_token_id": 100})"),
             "eos_token_id: found 100, expected a token id from 0 to 99");
   EXPECT_EQ(error(R"({"eos_token_id": [1, -1]})"),

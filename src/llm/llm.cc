@@ -134,7 +134,8 @@ Result<std::unique_ptr<Llm>> Llm::open(const EngineOptions& options, const OpenP
   ASSIGN_OR_RETURN(GenerationConfig generation,
                    open_generation_config(model_dir, config.vocab_size));
   TokenTable table = make_token_table(tokenizer, std::move(generation.eos_token_ids));
-  ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::open(options, std::move(table), progress));
+  ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
+                   Engine::open(options, std::move(table), progress));
   return std::unique_ptr<Llm>(
       new Llm(std::move(tokenizer), std::move(generation.sampling), std::move(engine)));
 }

@@ -54,8 +54,8 @@ class Llm {
   // What generation_config.json recommends, over the API's defaults.
   const SamplingParams& default_sampling() const { return default_sampling_; }
 
-  // Refuses text of so many bytes that no tokens for it would fit, which is cheaper to find out than
-  // the tokens.
+  // Refuses text of so many bytes that no tokens for it would fit, which is cheaper to find out
+  // than the tokens.
   Status check_length(size_t num_bytes) const;
   // Plain text to be continued. With `add_bos` it starts with the begin token, once.
   Prompt encode_text(std::string_view text, SpecialTokens mode, bool add_bos) const;

@@ -128,7 +128,8 @@ TEST_F(LlmTest, EventsAreWholeCharactersAndAddUpToTheAnswer) {
     params.seed = seed;
     params.stop = {"xyz", "\n\n\n"};
     for (int32_t id = 0; id < llm().tokenizer().vocab_size(); ++id) {
-      if (uint8_t(llm().tokenizer().token_bytes(id)[0]) >= 0x80) params.logit_bias.push_back({id, 12});
+      if (uint8_t(llm().tokenizer().token_bytes(id)[0]) >= 0x80)
+        params.logit_bias.push_back({id, 12});
     }
     for (const Prompt& prompt :
          {llm().encode_text("Hello", SpecialTokens::kPlainText, true), chat(kCapitalAtOnce)}) {
@@ -272,11 +273,13 @@ TEST_F(LlmTest, RefusesWhatItCannotDo) {
   };
   const ChatRequest image = parse_chat_request(R"({"messages": [{"role": "user", "content":
       [{"type": "image_url", "image_url": {"url": "data:x"}}]}]})").value();
-  EXPECT_EQ(llm().encode_chat(image).error().message, "messages: found 1 images, expected text only");
+  EXPECT_EQ(llm().encode_chat(image).error().message,
+            "messages: found 1 images, expected text only");
   EXPECT_EQ(llm().encode_chat(image).error().code, Code::kUnimplemented);
   std::string forced(kWeather);
   forced.back() = ',';
-  EXPECT_THAT(error(forced + R"("tool_choice": "required"})"), HasSubstr("needs thinking to be off"));
+  EXPECT_THAT(error(forced + R"("tool_choice": "required"})"),
+              HasSubstr("needs thinking to be off"));
   EXPECT_EQ(error(forced + R"("tool_choice": "required", "thinking": false})"), "accepted");
 }
 
@@ -295,14 +298,15 @@ TEST(LlmOpen, AScriptAnswersWhereThereAreNoWeights) {
   for (const char* file : {"config.json", "tokenizer.json"}) {
     fs::copy_file(fs::path(MILLRACE_SOURCE_DIR "/models/nano") / file, folder / file);
   }
-  ASSERT_TRUE(write_file(folder / "script.jsonl",
-                         R"({"key": "weather", "pieces": [{"text": "Hm.</think>Let me see.\n\n)"
-                         R"(<｜DSML｜ calls>\n<｜DSML｜ invoke name=\"get_weather\">\n)"
-                         R"(<｜DSML｜ parameter name=\"city\" string=\"true\">Paris)"
-                         R"(</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ calls>"}]})"
-                         "\n"
-                         R"({"pieces": [{"text": "</think>"}, {"base64": "4oI="}, {"base64": "rCE="}]})")
-                  .ok());
+  ASSERT_TRUE(
+      write_file(folder / "script.jsonl",
+                 R"({"key": "weather", "pieces": [{"text": "Hm.</think>Let me see.\n\n)"
+                 R"(<｜DSML｜ calls>\n<｜DSML｜ invoke name=\"get_weather\">\n)"
+                 R"(<｜DSML｜ parameter name=\"city\" string=\"true\">Paris)"
+                 R"(</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ calls>"}]})"
+                 "\n"
+                 R"({"pieces": [{"text": "</think>"}, {"base64": "4oI="}, {"base64": "rCE="}]})")
+          .ok());
   EngineOptions options;
   options.load.model_dir = folder.string();
   options.script_file = (folder / "script.jsonl").string();
@@ -402,8 +406,9 @@ TEST(LlmOpen, RefusesControlTokensThatAreNotTheTokenizers) {
               HasSubstr("/config.json: eos_token_id: found 2, expected 1, which is "));
   EXPECT_THAT(message("\"image_token_id\": 504", "\"image_token_id\": 505"),
               HasSubstr("/config.json: image_token_id: found 505, expected 504, which is "));
-  EXPECT_THAT(message("\"image_token_id\": 504", "\"image_token_id\": 512"),
-              HasSubstr("/config.json: image_token_id: found 512, expected an integer from 0 to 511"));
+  EXPECT_THAT(
+      message("\"image_token_id\": 504", "\"image_token_id\": 512"),
+      HasSubstr("/config.json: image_token_id: found 512, expected an integer from 0 to 511"));
   EXPECT_EQ(message("\"image_token_id\": 504,", ""), "accepted");
   // A tokenizer that has no such token cannot contradict.
   toy.replace("config.json", toy.with("config.json", "\"eos_token_id\": 1", "\"eos_token_id\": 3"));

@@ -44,7 +44,8 @@ ChatRequest conversation(const std::string& first, const std::string& second) {
   assistant.tool_calls.push_back({"1", first, {{first, second, true}, {second, first, false}}});
   request.messages.push_back(assistant);
   request.messages.push_back({.role = Role::kTool, .content = parts({first}), .tool_call_id = "1"});
-  request.messages.push_back({.role = Role::kTool, .content = parts({second}), .tool_call_id = "2"});
+  request.messages.push_back(
+      {.role = Role::kTool, .content = parts({second}), .tool_call_id = "2"});
   request.messages.push_back({.role = Role::kLatestReminder, .content = parts({first + second})});
   request.messages.push_back({.role = Role::kUser, .content = parts({second, first})});
   return request;

@@ -115,8 +115,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   const std::string peer_;
   std::unique_ptr<Transport> transport_;
   Phase phase_ = Phase::kReading;
-  std::chrono::steady_clock::time_point read_deadline_ = std::chrono::steady_clock::time_point::max();
-  std::chrono::steady_clock::time_point write_deadline_ = std::chrono::steady_clock::time_point::max();
+  std::chrono::steady_clock::time_point read_deadline_ =
+      std::chrono::steady_clock::time_point::max();
+  std::chrono::steady_clock::time_point write_deadline_ =
+      std::chrono::steady_clock::time_point::max();
 
   RequestReader reader_;
   std::string input_;  // read and not yet parsed

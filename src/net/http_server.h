@@ -88,7 +88,8 @@ struct HttpHandlers {
   std::function<std::optional<HttpResponse>(HttpRequest&)> on_header;
   // The body of an error that the server itself finds: malformed, too large, too slow. The request
   // is there as far as it was read.
-  std::function<HttpResponse(int status, const std::string& message, const HttpRequest&)> make_error;
+  std::function<HttpResponse(int status, const std::string& message, const HttpRequest&)>
+      make_error;
   // Of every request whose header was complete, and every error. Method and path are empty as far
   // as they were not read.
   std::function<void(const HttpRequest&, const ExchangeRecord&)> on_done;

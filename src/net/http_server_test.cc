@@ -447,7 +447,8 @@ TEST(HttpServer, AReaderThatTakesNothingIsAborted) {
   });
   const Clock::time_point begin = Clock::now();
   ASSERT_EQ(closed.get_future().wait_for(kPatience), std::future_status::ready);
-  EXPECT_LT(Clock::now() - begin, 2 * limits.write_timeout) << "what the system moves is no reading";
+  EXPECT_LT(Clock::now() - begin, 2 * limits.write_timeout)
+      << "what the system moves is no reading";
   client.read_all();
   EXPECT_TRUE(client.was_reset()) << "the system must not go on offering it";
   const ExchangeRecord record = server.done.take().record;

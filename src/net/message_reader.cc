@@ -267,8 +267,8 @@ void RequestReader::begin_body() {
   }
 }
 
-// The library takes a chunk's header, and the trailers, in one piece. It never sees more than such a
-// piece may have: whether one is too long must not depend on how much of it comes at once.
+// The library takes a chunk's header, and the trailers, in one piece. It never sees more than such
+// a piece may have: whether one is too long must not depend on how much of it comes at once.
 size_t RequestReader::read_body(std::string_view bytes) {
   const std::string_view all = bytes;
   while (!bytes.empty() && !parser_->is_done()) {

@@ -17,13 +17,15 @@ Result<CompletionRequest> parse(Endpoint endpoint, const std::string& json,
   return parse_completion_request(endpoint, parse_json(json).value(), defaults, limits);
 }
 
-Result<CompletionRequest> parse_chat(const std::string& fields, const SamplingParams& defaults = {}) {
+Result<CompletionRequest> parse_chat(const std::string& fields,
+                                     const SamplingParams& defaults = {}) {
   return parse(Endpoint::kChatCompletions,
                "{" + std::string(kHi) + (fields.empty() ? "" : ", ") + fields + "}", defaults);
 }
 
 Result<CompletionRequest> parse_text(const std::string& fields) {
-  return parse(Endpoint::kCompletions, R"({"prompt": "a")" + (fields.empty() ? "" : ", " + fields) + "}");
+  return parse(Endpoint::kCompletions,
+               R"({"prompt": "a")" + (fields.empty() ? "" : ", " + fields) + "}");
 }
 
 std::string error_of(const Result<CompletionRequest>& request) {
@@ -72,7 +74,9 @@ TEST(CompletionRequest, TakesWhatTheBodyGivesAndLeavesTheRestToTheDefaults) {
 
 TEST(CompletionRequest, PromptsAreTextsOrTokensOneOrMany) {
   const auto prompts = [](const char* json) {
-    return parse(Endpoint::kCompletions, std::string(R"({"prompt": )") + json + "}").value().prompts;
+    return parse(Endpoint::kCompletions, std::string(R"({"prompt": )") + json + "}")
+        .value()
+        .prompts;
   };
   using Ids = std::vector<int32_t>;
   EXPECT_THAT(prompts(R"("a")"), ElementsAre(PromptText("a")));
@@ -127,27 +131,33 @@ TEST(CompletionRequest, RefusesByFieldWhatWasFoundAndWhatWasExpected) {
       {R"("max_tokens": -1)", "max_tokens: found number -1, expected an integer from 1 to"},
       {R"("min_tokens": -1)", "min_tokens: found number -1, expected an integer from 0 to"},
       {R"("stop_token_ids": [1.5])", "stop_token_ids[0]: found number 1.5, expected a token id"},
-      {R"("thinking_token_budget": -2)", "thinking_token_budget: found number -2, expected an integer from -1"},
+      {R"("thinking_token_budget": -2)",
+       "thinking_token_budget: found number -2, expected an integer from -1"},
       {R"("truncate_prompt_tokens": 1.5)",
        "truncate_prompt_tokens: found number 1.5, expected -1 or an integer of at least 1"},
       {R"("seed": -99999999999999999999)", "seed: found number -99999999999999999999, expected"},
       {R"("stop": [1])", "stop[0]: found number 1, expected a string"},
       {R"("stop": {})", "stop: found an object, expected a string or an array of strings"},
-      {R"("stop_token_ids": "7")", "stop_token_ids: found string \"7\", expected an array of token"},
+      {R"("stop_token_ids": "7")",
+       "stop_token_ids: found string \"7\", expected an array of token"},
       {R"("logit_bias": [1])", "logit_bias: found an array of 1, expected an object"},
       {R"("logit_bias": {"x": 1})", "logit_bias: found key x, expected token ids as keys"},
       {R"("logit_bias": {"5": null})", "logit_bias.5: found null, expected a number"},
-      {R"("allowed_token_ids": [])", "allowed_token_ids: found an array of 0, expected at least one"},
+      {R"("allowed_token_ids": [])",
+       "allowed_token_ids: found an array of 0, expected at least one"},
       {R"("top_logprobs": 3)", "top_logprobs: needs \"logprobs\": true"},
-      {R"("logprobs": true, "top_logprobs": 21)", "top_logprobs: found number 21, expected an integer from 0 to 20"},
+      {R"("logprobs": true, "top_logprobs": 21)",
+       "top_logprobs: found number 21, expected an integer from 0 to 20"},
       {R"("logprobs": 5)", "logprobs: found number 5, expected true or false"},
-      {R"("prompt_logprobs": -1)", "prompt_logprobs: found number -1, expected an integer from 0 to 20"},
+      {R"("prompt_logprobs": -1)",
+       "prompt_logprobs: found number -1, expected an integer from 0 to 20"},
       {R"("prompt_logprobs": 1, "stream": true)", "prompt_logprobs: not together with"},
       {R"("stream_options": {"include_usage": true})", "stream_options: needs \"stream\": true"},
       {R"("stream": "yes")", "stream: found string \"yes\", expected true or false"},
       {R"("best_of": 2)", "best_of: only 1 to n, 1"},
       {R"("best_of": 0)", "best_of: found number 0, expected an integer from 1 to"},
-      {R"("max_completion_tokens": 0)", "max_completion_tokens: found number 0, expected an integer from 1 to"},
+      {R"("max_completion_tokens": 0)",
+       "max_completion_tokens: found number 0, expected an integer from 1 to"},
       {R"("bad_words": [""])", "bad_words: found an array of 1, expected words of"},
       {R"("use_beam_search": true)", "use_beam_search: not supported"},
       {R"("length_penalty": 0.5)", "length_penalty: belongs to beam search"},
@@ -158,7 +168,8 @@ TEST(CompletionRequest, RefusesByFieldWhatWasFoundAndWhatWasExpected) {
       {R"("functions": [])", "functions: not supported; use tools"},
       {R"("chat_template": "x")", "chat_template: the model's encoding is built in"},
       {R"("truncate_prompt_tokens": 0)", "truncate_prompt_tokens: found number 0, expected -1 or"},
-      {R"("truncation_side": "up")", "truncation_side: found string \"up\", expected left or right"},
+      {R"("truncation_side": "up")",
+       "truncation_side: found string \"up\", expected left or right"},
       {R"("tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required")",
        "tool_choice: only auto and none"},
       {R"("chat_template_kwargs": {"thinking": 1})",
@@ -166,7 +177,8 @@ TEST(CompletionRequest, RefusesByFieldWhatWasFoundAndWhatWasExpected) {
       {R"("chat_template_kwargs": 3)", "chat_template_kwargs: found number 3, expected an object"},
       {R"("priority": 1, "priority": 2)", "priority: found twice, expected once"},
   };
-  for (const auto& c : cases) EXPECT_THAT(error_of(parse_chat(c.fields)), HasSubstr(c.message)) << c.fields;
+  for (const auto& c : cases)
+    EXPECT_THAT(error_of(parse_chat(c.fields)), HasSubstr(c.message)) << c.fields;
   EXPECT_EQ(error_of(parse(Endpoint::kChatCompletions, "[]")),
             "request: found an array of 0, expected an object");
   EXPECT_EQ(error_of(parse(Endpoint::kChatCompletions, "{}")),
@@ -187,7 +199,8 @@ TEST(CompletionRequest, RefusesByFieldWhatWasFoundAndWhatWasExpected) {
   }
   EXPECT_THAT(error_of(parse_text(R"("logprobs": 1.5)")),
               HasSubstr("logprobs: found number 1.5, expected an integer from 0 to 20"));
-  EXPECT_THAT(error_of(parse_text(R"("logprobs": true)")), HasSubstr("logprobs: found true, expected"));
+  EXPECT_THAT(error_of(parse_text(R"("logprobs": true)")),
+              HasSubstr("logprobs: found true, expected"));
 }
 
 // Fields that are there but off ask for nothing.

@@ -14,8 +14,8 @@
 namespace millrace::openai {
 
 // Appends what an event of a choice gives the client to see: `data: {...}` with an empty line
-// behind it, once for each kind of text in a row. A step that settles no text and ends nothing gives
-// none; its tokens and log-probabilities come with the next one of the choice.
+// behind it, once for each kind of text in a row. A step that settles no text and ends nothing
+// gives none; its tokens and log-probabilities come with the next one of the choice.
 //
 // What all events of a choice add up to is what the answer of the same request says that is not
 // streamed.

@@ -81,7 +81,8 @@ Status read_logit_bias(const JsonNode& node, std::vector<std::pair<int32_t, doub
 // Any 64 bits: a negative seed is the number with the same bits.
 Status read_seed(const JsonNode& node, std::optional<uint64_t>& seed) {
   if (!node.given()) return {};
-  if (const Result<std::optional<int64_t>> number = read_number<int64_t>(node); number.has_value()) {
+  if (const Result<std::optional<int64_t>> number = read_number<int64_t>(node);
+      number.has_value()) {
     seed = uint64_t(*number.value());
     return {};
   }

@@ -42,8 +42,8 @@ struct SamplingLimits {
   int64_t max_logprobs = -1;  // alternatives per token; -1: the whole vocabulary
 };
 
-// Takes from the body what it gives and leaves the rest of `sampling` as it is. Log-probabilities of
-// the answer are not among these fields: each API has its own. What needs no vocabulary and no
+// Takes from the body what it gives and leaves the rest of `sampling` as it is. Log-probabilities
+// of the answer are not among these fields: each API has its own. What needs no vocabulary and no
 // context to be refused is refused here, the rest by validate() in request/sampling_params.h.
 Status read_sampling(Fields& fields, SamplingFields& sampling, const SamplingLimits& limits = {});
 

@@ -28,9 +28,9 @@ class TokenWriter {
   // Elements of `logprobs.content` of a chat.
   void chat_logprobs(std::span<const TokenLogprobs> tokens, JsonWriter& json) const;
 
-  // `logprobs` of completions, the token itself among its alternatives. The first of all prompt tokens
-  // has none: null. `offset`: characters
-  // of the text before these tokens; moved on behind them.
+  // `logprobs` of completions, the token itself among its alternatives. The first of all prompt
+  // tokens has none: null.
+  //   offset  characters of the text before these tokens; moved on behind them
   struct TextToken {
     int32_t id = 0;
     const TokenLogprobs* logprobs = nullptr;

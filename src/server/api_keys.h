@@ -30,7 +30,8 @@ struct ApiKey {
 };
 
 // {"keys": [{"name": "ci", "key": "...", "max_concurrent_requests": 8, ...}, ...]}
-// There is at least one; names and secrets are there once each. Errors name the entry and its field, never a secret.
+// There is at least one; names and secrets are there once each. Errors name the entry and its
+// field, never a secret.
 Result<std::vector<ApiKey>> parse_api_keys(std::string_view json);
 
 // The keys and what they have used. Of the last minute what has ended counts, and what is open.

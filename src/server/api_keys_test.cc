@@ -41,7 +41,8 @@ TEST(ApiKeys, AFileIsReadWholeOrRefusedByItsField) {
       {R"({"keys": [{"key": "x"}]})", "keys[0].name: found nothing"},
       {R"({"keys": [{"name": "a"}]})", "keys[0].key: expected a string"},
       {R"({"keys": [{"name": "a", "key": 7}]})", "keys[0].key: expected a string"},
-      {R"({"keys": [{"name": "a", "key": "x", "tokens_per_minute": 0}]})", "expected an integer from 1 to"},
+      {R"({"keys": [{"name": "a", "key": "x", "tokens_per_minute": 0}]})",
+       "expected an integer from 1 to"},
       {R"({"keys": [{"name": "a", "key": "x", "limit": 0}]})", "keys[0]: unknown field limit"},
       {R"({"keys": [{"name": "a", "key": "x", "priority": 9}]})",
        "expected an integer from -8 to 8"},
@@ -62,7 +63,8 @@ TEST(ApiKeys, AKeyIsFoundInEitherHeader) {
   EXPECT_EQ(ring.find(with_header("authorization", "Bearer two")), 1u);
   EXPECT_EQ(ring.find(with_header("authorization", "bEaReR one")), 0u);
   EXPECT_EQ(ring.find(with_header("x-api-key", "one")), 0u);
-  for (const char* value : {"", "one", "Bearer", "Bearer ", "Bearer on", "Bearer onee", "Basic one"}) {
+  for (const char* value :
+       {"", "one", "Bearer", "Bearer ", "Bearer on", "Bearer onee", "Basic one"}) {
     EXPECT_EQ(ring.find(with_header("authorization", value)), std::nullopt) << value;
   }
   EXPECT_EQ(ring.find(with_header("x-api-key", "")), std::nullopt);

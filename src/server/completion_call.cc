@@ -147,9 +147,10 @@ std::optional<openai::ApiError> CompletionCall::submit() {
   response_.tokenizer = &context_.llm.tokenizer();
   const std::optional<int64_t>& most = context_.options.max_open_requests;
   if (most && int64_t(prompts_.size()) > *most) {
-    return openai::api_error({Code::kInvalidArgument,
-                              format("prompt: found ", prompts_.size(), " prompts, expected at most ",
-                                     *most, ", as many as the server takes at a time")});
+    return openai::api_error(
+        {Code::kInvalidArgument,
+         format("prompt: found ", prompts_.size(), " prompts, expected at most ", *most,
+                ", as many as the server takes at a time")});
   }
   const int64_t num_choices = request_.sampling.num_choices;
   if (int64_t(prompts_.size()) * num_choices > kMaxAnswers) {
@@ -340,8 +341,8 @@ void CompletionCall::finish() {
   context_.workers.post([self = shared_from_this()] { self->write_body(); });
 }
 
-// What is the request's own fault is told as it is. What else goes wrong names files of this host, so
-// the log has it, and the client what to ask for there.
+// What is the request's own fault is told as it is. What else goes wrong names files of this host,
+// so the log has it, and the client what to ask for there.
 openai::ApiError CompletionCall::engine_error(const Error& error) {
   if (error.code == Code::kInvalidArgument || error.code == Code::kExhausted) {
     return openai::api_error(error);

@@ -124,7 +124,8 @@ Metrics::Metrics(const MetricsOptions& options)
   const auto own_gauge = [&](std::string_view name, const char* help) {
     return &prometheus::BuildGauge().Name(own(name)).Help(help).Register(registry_).Add(common_);
   };
-  paused_ = own_gauge("num_requests_paused", "Requests that rest because nobody reads their answer.");
+  paused_ =
+      own_gauge("num_requests_paused", "Requests that rest because nobody reads their answer.");
   blocks_used_ = own_gauge("kv_blocks_used", "Blocks of the cache in use.");
   in_place_ = own_gauge("engine_in_place_seconds",
                         "How long the engine's step has been where it is; 0 when it waits.");
@@ -211,7 +212,8 @@ Metrics::Metrics(const MetricsOptions& options)
       ->Set(process.start_time_s);
   process_gauge("process_max_fds", "Descriptors that the process may have open.")
       ->Set(double(process.max_fds));
-  resident_bytes_ = process_gauge("process_resident_memory_bytes", "Memory in use, mapped files too.");
+  resident_bytes_ =
+      process_gauge("process_resident_memory_bytes", "Memory in use, mapped files too.");
   virtual_bytes_ = process_gauge("process_virtual_memory_bytes", "Addresses in use.");
   open_fds_ = process_gauge("process_open_fds", "Descriptors that are open.");
   cpu_seconds_ = &prometheus::BuildCounter()

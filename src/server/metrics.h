@@ -79,7 +79,8 @@ class Metrics {
 
   std::string full_name(std::string_view name) const { return prefix_ + std::string(name); }
   Labels with_common(Labels labels) const;
-  prometheus::Counter& counter(const std::string& name, const std::string& help, Labels labels = {});
+  prometheus::Counter& counter(const std::string& name, const std::string& help,
+                               Labels labels = {});
   prometheus::Gauge& gauge(const std::string& name, const std::string& help, Labels labels = {});
   prometheus::Histogram& histogram(const std::string& name, const std::string& help,
                                    const std::vector<double>& buckets, Labels labels = {});

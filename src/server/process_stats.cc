@@ -47,7 +47,8 @@ ProcessStats process_stats() {
                   "%" SCNu64 " %" SCNd64 " %" SCNd64,
                   &start_ticks, &stats.virtual_bytes, &stats.resident_bytes) == 3) {
     stats.resident_bytes *= sysconf(_SC_PAGESIZE);
-    const double age_s = clock_s(CLOCK_BOOTTIME) - double(start_ticks) / double(sysconf(_SC_CLK_TCK));
+    const double age_s =
+        clock_s(CLOCK_BOOTTIME) - double(start_ticks) / double(sysconf(_SC_CLK_TCK));
     stats.start_time_s = clock_s(CLOCK_REALTIME) - age_s;
   }
   return stats;

@@ -143,7 +143,8 @@ FoundRoute find_route(std::string_view method, std::string_view path) {
       found.route = &route;
       return found;
     }
-    found.allowed_methods += (found.allowed_methods.empty() ? "" : ", ") + std::string(route.method);
+    found.allowed_methods +=
+        (found.allowed_methods.empty() ? "" : ", ") + std::string(route.method);
     if (route.method == "GET") found.allowed_methods += ", HEAD";
   }
   openai::ApiError& error = found.error;

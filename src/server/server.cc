@@ -246,7 +246,8 @@ std::optional<openai::ApiError> Server::Impl::refuse(const net::HttpRequest& req
     key_idx = keys.find(request);
     if (!key_idx) {
       error.status = 401, error.type = "authentication_error", error.code = "invalid_api_key";
-      error.message = "no API key was given, or not a right one; expected Authorization: Bearer KEY";
+      error.message =
+          "no API key was given, or not a right one; expected Authorization: Bearer KEY";
       return error;
     }
   }
@@ -276,7 +277,8 @@ std::optional<net::HttpResponse> Server::Impl::on_header(net::HttpRequest& reque
   // Every request has an id from here on: the client's if it is one, or one of our own.
   const std::string* given = request.header("x-request-id");
   if (given == nullptr || !is_request_id(*given)) {
-    std::erase_if(request.headers, [](const auto& header) { return header.first == "x-request-id"; });
+    std::erase_if(request.headers,
+                  [](const auto& header) { return header.first == "x-request-id"; });
     request.headers.emplace_back("x-request-id", make_request_id());
   }
   if (request.method == "OPTIONS") return std::nullopt;
@@ -344,9 +346,8 @@ void Server::Impl::on_done(const net::HttpRequest& request, const net::ExchangeR
                   record.status == 0 ? 499 : record.status, seconds, record.num_request_bytes,
                   record.num_response_bytes);
   if (!options.access_log) return;
-  const auto id = std::find_if(record.headers.begin(), record.headers.end(), [](const auto& header) {
-    return header.first == kRequestIdHeader;
-  });
+  const auto id = std::find_if(record.headers.begin(), record.headers.end(),
+                               [](const auto& header) { return header.first == kRequestIdHeader; });
   // A client that went before its answer had none: what it sent, or what it would have got.
   const std::string* sent = request.header("x-request-id");
   const std::string request_id = id != record.headers.end() ? id->second

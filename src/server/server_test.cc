@@ -21,7 +21,8 @@ using net::HttpRequest;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
-constexpr std::string_view kScript = R"({"key": "slow", "delay_ms": 2, "repeat": 200, "pieces": [{"text": "word "}]}
+constexpr std::string_view kScript =
+    R"({"key": "slow", "delay_ms": 2, "repeat": 200, "pieces": [{"text": "word "}]}
 {"key": "fails", "pieces": [{"text": "one "}, {"text": "two"}], "error": {"message": "broken", "after": 1}}
 {"key": "silent", "first_delay_ms": 60000, "pieces": [{"text": "late"}]}
 {"pieces": [{"text": "Hello"}, {"text": " world"}]}
@@ -140,8 +141,8 @@ TEST_F(ServerTest, AnswersWholeAndInPieces) {
   EXPECT_THAT(streamed.body, HasSubstr(R"("text": "Hello")"));
   EXPECT_THAT(streamed.body, HasSubstr(R"("text": " world")"));
   EXPECT_THAT(streamed.body, EndsWith("data: [DONE]\n\n"));
-  for (const char* path : {"/health", "/metrics", "/v1/models", "/v1/millrace/stats", "/openapi.json",
-                           "/server_info", "/", "/load"}) {
+  for (const char* path : {"/health", "/metrics", "/v1/models", "/v1/millrace/stats",
+                           "/openapi.json", "/server_info", "/", "/load"}) {
     EXPECT_EQ(ask("GET", path).status, 200) << path;
   }
 }
@@ -152,7 +153,8 @@ TEST_F(ServerTest, AFaultHasItsStatusBeforeTheFirstTokenAndAnEventBehindIt) {
   EXPECT_EQ(whole.status, 500);
   EXPECT_THAT(whole.body, HasSubstr(R"("type": "server_error")"));
   EXPECT_THAT(whole.body, ::testing::Not(HasSubstr("broken"))) << "that is for the log";
-  const Answer streamed = ask("POST", "/v1/completions", completion("fails", R"(, "stream": true)"));
+  const Answer streamed =
+      ask("POST", "/v1/completions", completion("fails", R"(, "stream": true)"));
   EXPECT_EQ(streamed.status, 200);
   EXPECT_THAT(streamed.body, HasSubstr(R"(data: {"error": {"message")"));
   EXPECT_THAT(streamed.body, EndsWith("data: [DONE]\n\n"));
@@ -268,14 +270,16 @@ TEST_F(ServerTest, CompressedBodiesAreRefusedAndSaySo) {
     EXPECT_EQ(answer.status, 415) << coding;
     EXPECT_THAT(answer.body, HasSubstr(R"({"error": {"message": "Content-Encoding: expected)"));
     EXPECT_THAT(answer.body, HasSubstr(R"("type": "invalid_request_error")"));
-    EXPECT_THAT(answer.headers, ::testing::Contains(::testing::Pair("accept-encoding", "identity")));
+    EXPECT_THAT(answer.headers,
+                ::testing::Contains(::testing::Pair("accept-encoding", "identity")));
   }
   EXPECT_EQ(ask("POST", "/v1/completions", completion("a"),
                 {{"Content-Encoding", "identity"}, {"Content-Encoding", "gzip"}})
                 .status,
             415);
   EXPECT_EQ(
-      ask("POST", "/v1/completions", completion("a"), {{"Content-Encoding", "Identity"}}).status, 200);
+      ask("POST", "/v1/completions", completion("a"), {{"Content-Encoding", "Identity"}}).status,
+      200);
 }
 
 TEST_F(ServerTest, TwoServersAfterEachOtherShareAnEngine) {
