@@ -388,7 +388,7 @@ void Connection::begin_exchange() {
   record_ = ExchangeRecord();
   record_.num_request_bytes = reader_.request().body.size();
   is_head_ = reader_.request().method == "HEAD";
-  closes_ = lingers_ = resets_ = is_chunked_ = drops_body_ = false;
+  closes_ = lingers_ = resets_ = is_chunked_ = drops_body_ = has_sent_early_ = false;
   exchange_ = std::make_shared<Exchange>(*this, std::move(reader_.request()), host_->loop,
                                          host_->alive);
   ++host_->num_exchanges;
@@ -502,7 +502,8 @@ void Connection::abort() {
 
 void Connection::flush() {
   if (phase_ == Phase::kHandshake || is_write_waiting_ || writes_on_readable_) return;
-  const bool had_pending = num_pending_bytes() > 0 || std::exchange(has_sent_early_, false);
+  const bool has_sent_early = std::exchange(has_sent_early_, false);
+  const bool had_pending = num_pending_bytes() > 0 || has_sent_early;
   while (num_pending_bytes() > 0) {
     const IoResult result = transport_->write(std::string_view(output_).substr(output_begin_));
     if (result.kind == IoResult::Kind::kDone) {

@@ -67,6 +67,34 @@ TEST_F(Tls, CarriesRequestsBothWaysWithVerification) {
             "POST /|" + large);
 }
 
+TEST_F(Tls, FlushSendsAtOnceAndDrainedIsToldAllTheSame) {
+  TestServer server;
+  use(server, options(leaf_));
+  server.keep_requests();
+  std::string seen;
+  std::thread client([&] {
+    seen = fetch(server.port, "127.0.0.1", {ca_.certificate_file, true});
+  });
+  const auto exchange = server.kept.take();
+  std::promise<void> drained;
+  size_t num_pending = 1;
+  server.loop.call([&] {
+    exchange->on_drained([&] {
+      exchange->on_drained(nullptr);
+      drained.set_value();
+    });
+    exchange->begin_stream(200, {});
+    exchange->write("event");
+    exchange->flush();
+    num_pending = exchange->num_pending_bytes();
+  });
+  EXPECT_EQ(num_pending, 0u);
+  EXPECT_EQ(drained.get_future().wait_for(kPatience), std::future_status::ready);
+  server.loop.call([&] { exchange->end_stream(); });
+  client.join();
+  EXPECT_EQ(seen, "event");
+}
+
 TEST_F(Tls, TheClientRefusesWhomItDoesNotKnow) {
   TestServer server;
   use(server, options(leaf_));
