@@ -19,8 +19,6 @@ struct LoadOptions {
   // Memory for routed experts that are read from the disk when they are needed. 0: they are mapped
   // as everything else. None: mapped if they fit into memory, or else what memory leaves.
   std::optional<int64_t> expert_cache_bytes;
-  // For the state of sequences, which such a cache leaves room for; none: the least of a plan.
-  std::optional<int64_t> kv_bytes;
 };
 
 }  // namespace millrace

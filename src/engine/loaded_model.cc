@@ -54,7 +54,8 @@ LoadedModel::LoadedModel(Checkpoint checkpoint, Model model, const KernelTable& 
 
 Result<std::unique_ptr<LoadedModel>> LoadedModel::open(const LoadOptions& options,
                                                        std::vector<int32_t> token_map,
-                                                       const OpenProgress& progress) {
+                                                       const OpenProgress& progress,
+                                                       std::optional<int64_t> kv_bytes) {
   if (options.num_threads < 0 || options.num_threads > kMaxThreads) {
     return Error{Code::kInvalidArgument,
                  format("threads: found ", options.num_threads, ", expected 1 to ", kMaxThreads,
@@ -69,11 +70,12 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::open(const LoadOptions& option
       plan_threads({.num_threads = options.num_threads, .serves = options.serves});
   std::unique_ptr<LoadedModel> loaded(new LoadedModel(std::move(checkpoint), std::move(model),
                                                       *kernels, std::move(threads)));
-  RETURN_IF_ERROR(loaded->open_experts(options));
+  RETURN_IF_ERROR(loaded->open_experts(options, kv_bytes));
   return loaded;
 }
 
-Status LoadedModel::open_experts(const LoadOptions& options) {
+Status LoadedModel::open_experts(const LoadOptions& options,
+                                 std::optional<int64_t> kv_bytes) {
   const ModelConfig& config = checkpoint_.config();
   ASSIGN_OR_RETURN(ExpertFiles files, ExpertFiles::open(checkpoint_));
   const CheckpointSize sizes = checkpoint_size(checkpoint_.tensors());
@@ -90,7 +92,7 @@ Status LoadedModel::open_experts(const LoadOptions& options) {
   const MachineMemory machine{memory_limit_bytes(), sizes.total.bytes, anonymous_bytes()};
   ASSIGN_OR_RETURN(
       const int64_t cache_bytes,
-      plan_expert_cache(experts, machine, options.expert_cache_bytes, options.kv_bytes));
+      plan_expert_cache(experts, machine, options.expert_cache_bytes, kv_bytes));
   if (cache_bytes == 0) {
     ASSIGN_OR_RETURN(MappedExpertSource mapped, MappedExpertSource::open(config, checkpoint_));
     experts_ = std::make_unique<MappedExpertSource>(std::move(mapped));

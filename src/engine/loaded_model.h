@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -37,9 +38,12 @@ Result<ModelIdentity> identify_model(const std::string& model_dir, const Checkpo
 class LoadedModel {
  public:
   // `token_map` belongs to the tokenizer beside the checkpoint (tokenizer/token_map.h).
+  //   kv_bytes  for the state of sequences, which a cache of experts leaves room for; none: the
+  //             least of a plan
   static Result<std::unique_ptr<LoadedModel>> open(const LoadOptions& options,
                                                    std::vector<int32_t> token_map,
-                                                   const OpenProgress& progress = {});
+                                                   const OpenProgress& progress = {},
+                                                   std::optional<int64_t> kv_bytes = std::nullopt);
 
   const ModelConfig& config() const { return model_.config; }
   const Model& model() const { return model_; }
@@ -65,7 +69,7 @@ class LoadedModel {
 
  private:
   LoadedModel(Checkpoint checkpoint, Model model, const KernelTable& kernels, ThreadPlan threads);
-  Status open_experts(const LoadOptions& options);
+  Status open_experts(const LoadOptions& options, std::optional<int64_t> kv_bytes);
 
   Checkpoint checkpoint_;
   std::unique_ptr<ExpertSource> experts_;

@@ -70,10 +70,9 @@ Result<std::unique_ptr<Engine>> ModelEngine::open(const EngineOptions& options, 
                                                   const OpenProgress& progress) {
   const int64_t begin_ns = now_ns();
   RETURN_IF_ERROR(validate(options));
-  LoadOptions load = options.load;
-  load.kv_bytes = options.kv_bytes;
   ASSIGN_OR_RETURN(std::unique_ptr<LoadedModel> model,
-                   LoadedModel::open(load, std::move(tokens.compressed_ids), progress));
+                   LoadedModel::open(options.load, std::move(tokens.compressed_ids), progress,
+                                     options.kv_bytes));
   const ModelConfig& config = model->config();
   RETURN_IF_ERROR(check_max_model_len(options, config));
   RETURN_IF_ERROR(complete(config, tokens));
@@ -255,22 +254,25 @@ void ModelEngine::run_step(Monitor& monitor, StepResult& result) {
 
   recorder_.result(plan, result, output_tokens());
   scheduler_->commit(result, [&](RequestHandle handle, int32_t choice_idx, StreamEvent& event) {
-    publish(handle, choice_idx, std::move(event));
+    committed_.push_back({handle, choice_idx, std::move(event)});
   });
-  for (RequestHandle handle : behind_) set_paused(handle, true);
-  behind_.clear();
-  // Who has the last event of a request finds its steps counted, and all of them: what announcing
-  // takes is in the next step's account.
+  // Who has the last event of a request finds its steps counted, and all of them, also who asks for
+  // events without being told: what handing them out takes is in the next step's account.
   const int64_t end_ns = now_ns();
   EngineCounters step;
   step.num_rows = num_rows;
-  step.step_ns = end_ns - begin_ns + announce_ns_;
+  step.step_ns = end_ns - begin_ns + hand_out_ns_;
   step.region_ns = model_->pool().region_ns() - begin_region_ns;
   step.plan_ns = planned_ns - begin_ns;
-  step.commit_ns = end_ns - computed_ns + announce_ns_;
+  step.commit_ns = end_ns - computed_ns + hand_out_ns_;
   count_step(step);
+  for (Committed& each : committed_) {
+    publish(each.handle, each.choice_idx, std::move(each.event));
+  }
+  committed_.clear();
+  if (!behind_.empty()) pause_behind();
   announce();
-  if (num_rows > 0) announce_ns_ = now_ns() - end_ns;
+  if (num_rows > 0) hand_out_ns_ = now_ns() - end_ns;
 }
 
 void ModelEngine::count_step(const EngineCounters& step) {
@@ -357,6 +359,14 @@ void ModelEngine::set_paused(RequestHandle handle, bool is_paused) {
   const double time_ms = now_ms();
   recorder_.pause(handle, is_paused, time_ms);
   scheduler_->set_paused(handle, is_paused, time_ms);
+}
+
+void ModelEngine::pause_behind() {
+  for (RequestHandle handle : behind_) set_paused(handle, true);
+  behind_.clear();
+  const SchedulerStats stats = scheduler_->stats();  // there may be no further step to show it
+  const std::lock_guard lock(mutex_);
+  stats_ = stats;
 }
 
 void ModelEngine::publish(RequestHandle handle, int32_t choice_idx, StreamEvent event) {

@@ -68,6 +68,7 @@ class ModelEngine : public Engine, private RequestControl {
   void take_commands();
   void arrive(Command& command);
   void set_paused(RequestHandle handle, bool is_paused);
+  void pause_behind();
   void count_step(const EngineCounters& step);
   void enter(int64_t layer, int64_t now_ns);  // -1: none
   void publish(RequestHandle handle, int32_t choice_idx, StreamEvent event);
@@ -101,10 +102,16 @@ class ModelEngine : public Engine, private RequestControl {
     std::shared_ptr<StreamBuffer> buffer;
     int32_t num_open_choices;
   };
+  struct Committed {
+    RequestHandle handle;
+    int32_t choice_idx;
+    StreamEvent event;
+  };
   std::unordered_map<RequestHandle, OpenRequest> open_requests_;
   std::vector<Command> taken_;
+  std::vector<Committed> committed_;   // events of this step that are not handed out yet
   std::vector<RequestHandle> behind_;  // whose readers fell behind in this step
-  int64_t announce_ns_ = 0;            // of the last step with rows, not yet in counters_
+  int64_t hand_out_ns_ = 0;            // of the last step with rows, not yet in counters_
   std::vector<std::shared_ptr<StreamBuffer>> unannounced_;  // with events of this step
   Recorder recorder_;
 
