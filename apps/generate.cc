@@ -10,6 +10,7 @@
 #include "console.h"
 #include "llm/llm.h"
 #include "model_flags.h"
+#include "named_files.h"
 #include "openai/sampling_fields.h"
 #include "stats.h"
 #include "tokenizer/detokenizer.h"
@@ -47,19 +48,13 @@ constexpr std::string_view kPromptFields[] = {"messages",
                                               "add_generation_prompt",
                                               "continue_final_message"};
 
-// The sampling of a chat request over `defaults`. Requires: `body` is an object.
-Result<openai::SamplingFields> read_chat_sampling(const JsonValue& body,
-                                                  const SamplingParams& defaults,
-                                                  std::vector<std::string>* ignored = nullptr) {
+// The fields that nobody reads. Errors: of those that say how to sample. Requires: an object.
+Result<std::vector<std::string>> find_ignored(const JsonValue& body) {
   openai::Fields fields(body);
   openai::SamplingFields sampling;
-  sampling.params = defaults;
   RETURN_IF_ERROR(openai::read_chat_sampling(fields, sampling));
-  if (ignored != nullptr) {
-    for (std::string_view name : kPromptFields) fields.at(name);
-    *ignored = fields.rest();
-  }
-  return sampling;
+  for (std::string_view name : kPromptFields) fields.at(name);
+  return fields.rest();
 }
 
 void warn_of_fields(const GenerateOptions& options, const JsonValue& body,
@@ -78,8 +73,7 @@ Result<ChatInput> parse_chat(std::string_view json, const GenerateOptions& optio
   ChatInput input;
   ASSIGN_OR_RETURN(input.body, parse_json(json));
   ASSIGN_OR_RETURN(input.chat, parse_chat_request(input.body));
-  std::vector<std::string> ignored;
-  RETURN_IF_ERROR(read_chat_sampling(input.body, {}, &ignored));
+  ASSIGN_OR_RETURN(const std::vector<std::string> ignored, find_ignored(input.body));
   warn_of_fields(options, input.body, ignored);
   RETURN_IF_ERROR(apply(options.thinking, input.chat));
   return input;
@@ -282,14 +276,10 @@ class ChoicePrinter {
 Result<SamplingParams> request_sampling(const Input& input, const Llm& llm, int32_t& num_choices) {
   const auto* chat = std::get_if<ChatInput>(&input);
   if (chat == nullptr) return llm.default_sampling();
-  ASSIGN_OR_RETURN(openai::SamplingFields fields,
-                   read_chat_sampling(chat->body, llm.default_sampling()));
-  for (const std::string& word : fields.bad_words) {
-    add_bad_word(llm.tokenizer(), word, fields.params);
-  }
-  num_choices = fields.num_choices;
-  RETURN_IF_ERROR(validate(fields.params, llm.engine().vocab_size()));
-  return std::move(fields.params);
+  ASSIGN_OR_RETURN(openai::ChatSampling asked, openai::read_chat_sampling(chat->body, llm));
+  num_choices = asked.num_choices;
+  RETURN_IF_ERROR(validate(asked.params, llm.engine().vocab_size()));
+  return std::move(asked.params);
 }
 
 void print_expert_stats(const Engine& engine) {
@@ -300,6 +290,9 @@ void print_expert_stats(const Engine& engine) {
 }  // namespace
 
 int run_generate(const GenerateOptions& options) {
+  const Status apart = check_apart({{"--file", options.file}, {"--chat", options.chat_file}},
+                                   {{"--record", options.model.record_file}});
+  if (!apart.ok()) return fail_usage(apart.error());
   const Result<Input> input = read_prompt(options);
   if (!input.has_value()) return fail(input.error());
   const auto* text = std::get_if<std::string>(&input.value());

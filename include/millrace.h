@@ -273,9 +273,10 @@ typedef struct millrace_request_options {
   millrace_token_ids token_ids; /* at least one */
 
   millrace_reply_start reply_start;         /* of token_ids */
-  int32_t num_choices;                      /* 1; 1 to 128 answers to the same prompt */
+  int32_t num_choices;                      /* 1; 1 to 128 answers to the same prompt. Other than 1
+                                             * it goes before n of chat_json */
   /* NULL: what the model recommends, and over it what chat_json says (temperature, max_tokens, n
-   * and the others of Chat Completions). Otherwise these stand for all of chat_json's. */
+   * and the others of Chat Completions). Otherwise these stand for all of chat_json's, n too. */
   const millrace_sampling_params* sampling;
 
   int32_t priority;           /* 0; -4 to 4, lower is served first */

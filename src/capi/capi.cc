@@ -401,21 +401,11 @@ Result<Prompt> read_prompt(const Llm& llm, const millrace_request_options& given
   return prompt;
 }
 
-// What a chat says itself about sampling, over what the model recommends. Requires: `given` is one
-// that encode_chat() takes.
-Status read_chat_sampling(const Llm& llm, const millrace_text& given, AnswerRequest& request) {
+// Requires: `given` is one that encode_chat() takes.
+Result<openai::ChatSampling> read_chat_sampling(const Llm& llm, const millrace_text& given) {
   ASSIGN_OR_RETURN(const std::string_view json, read_text("chat_json", given));
   ASSIGN_OR_RETURN(const JsonValue body, parse_json(json));
-  openai::Fields fields(body);
-  openai::SamplingFields sampling;
-  sampling.params = llm.default_sampling();
-  RETURN_IF_ERROR(openai::read_chat_sampling(fields, sampling));
-  for (const std::string& word : sampling.bad_words) {
-    add_bad_word(llm.tokenizer(), word, sampling.params);
-  }
-  request.sampling = std::move(sampling.params);
-  if (fields.at("n").given()) request.num_choices = sampling.num_choices;
-  return {};
+  return openai::read_chat_sampling(body, llm);
 }
 
 Result<AnswerRequest> read_request(const Llm& llm, const millrace_request_options& given) {
@@ -424,7 +414,9 @@ Result<AnswerRequest> read_request(const Llm& llm, const millrace_request_option
   ASSIGN_OR_RETURN(request.prompt, read_prompt(llm, given));
   request.num_choices = given.num_choices;
   if (given.sampling == nullptr && given.chat_json.data != nullptr) {
-    RETURN_IF_ERROR(read_chat_sampling(llm, given.chat_json, request));
+    ASSIGN_OR_RETURN(openai::ChatSampling asked, read_chat_sampling(llm, given.chat_json));
+    request.sampling = std::move(asked.params);
+    if (given.num_choices == 1) request.num_choices = asked.num_choices;
   } else if (given.sampling == nullptr) {
     request.sampling = llm.default_sampling();
   } else {

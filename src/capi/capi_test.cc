@@ -425,6 +425,9 @@ TEST_F(CapiTest, WithoutSamplingWhatTheChatSaysItselfCounts) {
   EXPECT_EQ(own[0].token_ids.size(), 3u);
   EXPECT_EQ(own[0].logprobs.size(), 3u);
   EXPECT_EQ(own[1].token_ids, own[0].token_ids) << "the likeliest, both times";
+  options.num_choices = 3;
+  EXPECT_EQ(answers(options).size(), 3u) << "goes before the chat's, unless it is 1";
+  options.num_choices = 1;
 
   // The structure stands for all of them.
   millrace_sampling_params params = initialised(millrace_sampling_params_init);

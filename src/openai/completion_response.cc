@@ -267,10 +267,7 @@ Result<std::vector<Prompt>> encode_prompts(const CompletionRequest& request, con
 AnswerRequest make_answer_request(const CompletionRequest& request, Prompt prompt, const Llm& llm) {
   AnswerRequest answer;
   answer.prompt = std::move(prompt);
-  answer.sampling = request.sampling.params;
-  for (const std::string& word : request.sampling.bad_words) {
-    add_bad_word(llm.tokenizer(), word, answer.sampling);
-  }
+  answer.sampling = in_tokens(request.sampling, llm.tokenizer());
   answer.num_choices = request.sampling.num_choices;
   answer.priority = request.priority;
   answer.request_id = request.request_id;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/format.h"
+#include "llm/llm.h"
 #include "request/request.h"
 
 namespace millrace::openai {
@@ -105,6 +106,13 @@ std::vector<std::string> Fields::rest() const {
   return rest;
 }
 
+SamplingParams in_tokens(SamplingFields sampling, const Tokenizer& tokenizer) {
+  for (const std::string& word : sampling.bad_words) {
+    add_bad_word(tokenizer, word, sampling.params);
+  }
+  return std::move(sampling.params);
+}
+
 Result<std::vector<int32_t>> read_token_ids(const JsonNode& node) {
   constexpr std::string_view kExpected = "a token id";  // the vocabulary is not known here
   if (!node.is(Kind::kArray)) return refuse(node, "an array of token ids");
@@ -176,6 +184,15 @@ Status read_chat_sampling(Fields& fields, SamplingFields& sampling) {
   RETURN_IF_ERROR(read_max_completion_tokens(fields, sampling.params));
   ASSIGN_OR_RETURN(sampling.params.logprobs, read_chat_logprobs(fields));
   return {};
+}
+
+Result<ChatSampling> read_chat_sampling(const JsonValue& body, const Llm& llm) {
+  Fields fields(body);
+  SamplingFields sampling;
+  sampling.params = llm.default_sampling();
+  RETURN_IF_ERROR(read_chat_sampling(fields, sampling));
+  const int32_t num_choices = sampling.num_choices;
+  return ChatSampling{in_tokens(std::move(sampling), llm.tokenizer()), num_choices};
 }
 
 }  // namespace millrace::openai

@@ -10,6 +10,11 @@
 #include "chat/json_node.h"
 #include "request/sampling_params.h"
 
+namespace millrace {
+class Llm;
+class Tokenizer;
+}  // namespace millrace
+
 namespace millrace::openai {
 
 // Reads the fields of one object and remembers which: what is left is what nobody read.
@@ -35,6 +40,9 @@ struct SamplingFields {
   std::vector<std::string> bad_words;  // as text: ids need a tokenizer
   int32_t num_choices = 1;
 };
+
+// With the words that are banned in tokens.
+SamplingParams in_tokens(SamplingFields sampling, const Tokenizer& tokenizer);
 
 // What differs between the APIs.
 struct SamplingLimits {
@@ -63,5 +71,13 @@ Result<std::vector<int32_t>> read_token_ids(const JsonNode& node);
 
 // All of these of Chat Completions.
 Status read_chat_sampling(Fields& fields, SamplingFields& sampling);
+
+// What a Chat Completions request says about sampling, over what is recommended for the model.
+struct ChatSampling {
+  SamplingParams params;
+  int32_t num_choices = 1;
+};
+// Requires: `body` is an object.
+Result<ChatSampling> read_chat_sampling(const JsonValue& body, const Llm& llm);
 
 }  // namespace millrace::openai
