@@ -99,7 +99,6 @@ void CompletionCall::prepare(std::string body) {
       self->streams_.clear();  // the client went meanwhile
       return;
     }
-    self->take_id();
     if (error) {
       self->fail(*error);
     } else {
@@ -111,10 +110,12 @@ void CompletionCall::prepare(std::string body) {
 std::optional<openai::ApiError> CompletionCall::read_request(const std::string& body) {
   const Result<JsonValue> json = parse_json(body);
   if (!json.has_value()) return openai::invalid_json(json.error());
-  // Also for what is refused.
+  // Also for what is refused. Told before the engine has the request: who sees that it runs can
+  // give it up by this id.
   const JsonValue* id = json.value().find("request_id");
   if (id != nullptr && id->is(JsonValue::Kind::kString) && is_request_id(id->text)) {
     response_.id = id->text;
+    context_.loop.post([self = shared_from_this(), id = id->text] { self->take_id(id); });
   }
   openai::RequestLimits limits;
   limits.max_logprobs = context_.options.max_logprobs;
@@ -199,12 +200,12 @@ void CompletionCall::write_body() {
 
 // ---- On the network's thread.
 
-// The one of the body, if there is one.
-void CompletionCall::take_id() {
-  if (response_.id.empty() || response_.id == call_->id()) return;
+// The one of the body.
+void CompletionCall::take_id(const std::string& id) {
+  if (state_ == State::kEnded || id == call_->id()) return;
   forget();
-  call_->set_id(response_.id);
-  context_.open_calls.emplace(call_->id(), this);
+  call_->set_id(id);
+  context_.open_calls.emplace(id, this);
 }
 
 void CompletionCall::begin() {
@@ -248,6 +249,7 @@ void CompletionCall::read_events() {
           const auto self = weak.lock();
           if (!self) return;
           self->is_held_up_ = false;
+          self->call_->exchange().on_drained(nullptr);  // until it is slow again
           self->read_events();
         });
         send(out);

@@ -69,7 +69,7 @@ class CompletionCall : public std::enable_shared_from_this<CompletionCall> {
 
   // On the network's thread.
   void begin();
-  void take_id();
+  void take_id(const std::string& id);
   void forget();  // no longer to be found by its id
   void take(size_t prompt_idx, const AnswerEvent& event, std::string& out);
   void send(const std::string& out);

@@ -25,7 +25,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr size_t kCheckedEarly = size_t(64) << 10;  // bodies from here on are refused unread
+constexpr size_t kMaxSmallBody = size_t(64) << 10;  // larger bodies are refused unread
 constexpr milliseconds kStatsInterval{10'000};
 constexpr milliseconds kTlsInterval{10'000};  // between looks at the certificate's files
 constexpr milliseconds kDrainPoll{20};
@@ -103,6 +103,13 @@ bool has_coding(const net::HttpRequest& request) {
   });
 }
 
+// What is read of it is memory before anything is said about the request.
+bool has_large_body(const net::HttpRequest& request) {
+  const std::string* length = request.header("content-length");
+  return request.header("transfer-encoding") != nullptr ||
+         (length != nullptr && std::strtoull(length->c_str(), nullptr, 10) > kMaxSmallBody);
+}
+
 std::string http_error_type(int status) {
   switch (status) {
     case 404: return "not_found_error";
@@ -159,6 +166,7 @@ struct Server::Impl {
   std::optional<net::HttpResponse> refusal(const net::HttpRequest& request,
                                            const std::string& path, const FoundRoute& found,
                                            std::optional<size_t>& key_idx);
+  net::HttpResponse preflight(const net::HttpRequest& request);
 
   Status listen();
   Status use_tls();
@@ -252,6 +260,14 @@ std::optional<openai::ApiError> Server::Impl::refuse(const net::HttpRequest& req
     }
   }
   if (found.route == nullptr) return found.error;
+  if (access == Access::kOpen && has_large_body(request)) {
+    error.status = 413, error.type = "invalid_request_error";
+    const std::string* length = request.header("content-length");
+    error.message = format("body: found ", length == nullptr ? "chunks" : *length + " bytes",
+                           ", expected at most ", kMaxSmallBody,
+                           " bytes and a Content-Length: this path needs no key");
+    return error;
+  }
   if (request.method != "POST") return std::nullopt;
   if (access == Access::kKey && context.is_draining && path != "/abort_requests") {
     context.metrics.on_rejection("draining");
@@ -281,12 +297,9 @@ std::optional<net::HttpResponse> Server::Impl::on_header(net::HttpRequest& reque
                   [](const auto& header) { return header.first == "x-request-id"; });
     request.headers.emplace_back("x-request-id", make_request_id());
   }
-  if (request.method == "OPTIONS") return std::nullopt;
-  const std::string* length = request.header("content-length");
-  const bool is_early = request.header("transfer-encoding") != nullptr ||
-                        request.header("expect") != nullptr ||  // waits for our word
-                        (length != nullptr && std::strtoull(length->c_str(), nullptr, 10) >
-                                                  kCheckedEarly);
+  if (request.method == "OPTIONS") return preflight(request);
+  const bool is_early = has_large_body(request) ||
+                        request.header("expect") != nullptr;  // waits for our word
   if (!is_early) return std::nullopt;
   const std::string path = canonical_path(request.path, options.root_path).value_or(request.path);
   std::optional<size_t> key_idx;
@@ -307,27 +320,28 @@ std::optional<net::HttpResponse> Server::Impl::refusal(const net::HttpRequest& r
   return response;
 }
 
+// Of OPTIONS, whatever the path: browsers ask so before they ask with a key.
+net::HttpResponse Server::Impl::preflight(const net::HttpRequest& request) {
+  net::HttpResponse response;
+  response.status = 204;
+  response.headers = common_headers(context, &request, *request.header("x-request-id"));
+  // For browsers a * leaves out Authorization, and everything where there are credentials.
+  const auto allow = [&](const char* name, const std::string& allowed, std::string_view asked) {
+    const std::string* wanted = request.header(asked);
+    response.headers.emplace_back(name, allowed == "*" && wanted != nullptr ? *wanted : allowed);
+  };
+  allow("Access-Control-Allow-Methods", options.cors.allowed_methods,
+        "access-control-request-method");
+  allow("Access-Control-Allow-Headers", options.cors.allowed_headers,
+        "access-control-request-headers");
+  response.headers.emplace_back("Access-Control-Max-Age", "600");
+  return response;
+}
+
 void Server::Impl::on_request(std::shared_ptr<net::HttpExchange> exchange) {
   const net::HttpRequest& request = exchange->request();
   const std::optional<std::string> path = canonical_path(request.path, options.root_path);
   auto call = std::make_unique<Call>(context, exchange, path.value_or(request.path));
-  if (request.method == "OPTIONS") {
-    net::HttpResponse response;
-    response.status = 204;
-    response.headers = common_headers(context, &request, call->id());
-    // For browsers a * leaves out Authorization, and everything where there are credentials.
-    const auto allow = [&](const char* name, const std::string& allowed, std::string_view asked) {
-      const std::string* wanted = request.header(asked);
-      response.headers.emplace_back(name, allowed == "*" && wanted != nullptr ? *wanted : allowed);
-    };
-    allow("Access-Control-Allow-Methods", options.cors.allowed_methods,
-          "access-control-request-method");
-    allow("Access-Control-Allow-Headers", options.cors.allowed_headers,
-          "access-control-request-headers");
-    response.headers.emplace_back("Access-Control-Max-Age", "600");
-    exchange->respond(std::move(response));
-    return;
-  }
   const FoundRoute found = find_route(request.method, call->path());
   if (auto response = refusal(request, call->path(), found, call->key_idx)) {
     exchange->respond(std::move(*response));

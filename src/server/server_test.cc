@@ -262,6 +262,44 @@ TEST_F(ServerTest, AKeyGivesUpOnlyItsOwnRequests) {
   EXPECT_TRUE(wait_until_running(0));
 }
 
+TEST_F(ServerTest, WhoNeedsNoKeyMakesTheServerReadNoLargeBody) {
+  ServerOptions options;
+  options.api_keys = {{"a", "secret", {}, 0}};
+  options.http.max_total_body_bytes = 100'000;
+  start(options);
+  const auto ask_raw = [&](const std::string& line, const std::string& headers) {
+    net::RawClient client(origin_.port);
+    client.send(line + " HTTP/1.1\r\nHost: localhost\r\n" + headers + "\r\n");
+    return client;
+  };
+  const std::string large = "Content-Length: 90000\r\n", chunked = "Transfer-Encoding: chunked\r\n";
+  std::vector<net::RawClient> open;
+  for (const std::string line :
+       {"GET /health", "GET /metrics", "GET /", "GET /web/app.js", "GET /ping", "POST /ping",
+        "OPTIONS /v1/completions", "OPTIONS /nowhere"}) {
+    for (const std::string& headers : {large, chunked, large + "Expect: 100-continue\r\n"}) {
+      net::RawClient client = ask_raw(line, headers);
+      // Without a byte of the body.
+      const net::RawResponse response = client.read_response();
+      EXPECT_EQ(response.status, line.starts_with("OPTIONS") ? 204 : 413) << line << " " << headers;
+      EXPECT_TRUE(response.has("Connection: close\r\n")) << line << " " << headers;
+      client.send(headers == chunked ? "11170\r\n" + std::string(70'000, 'x')
+                                     : std::string(70'000, 'x'));
+      open.push_back(std::move(client));
+    }
+  }
+  for (const std::string length : {"0", "2"}) {
+    net::RawClient client = ask_raw("POST /ping", "Content-Length: " + length + "\r\n");
+    client.send("{}");
+    EXPECT_EQ(client.read_response().status, 200) << length;
+  }
+  // There is still room for who has one.
+  const Answer answer =
+      ask("POST", "/v1/completions", completion(std::string(90'000, 'a'), R"(, "temperature": 9)"),
+          {{"x-api-key", "secret"}});
+  EXPECT_EQ(answer.status, 400) << answer.body;
+}
+
 TEST_F(ServerTest, CompressedBodiesAreRefusedAndSaySo) {
   start();
   for (const char* coding : {"gzip", "br", "identity, gzip", "x"}) {
