@@ -98,7 +98,7 @@ void add_workload_flags(CLI::App& command, BenchCommandOptions& options) {
   command
       .add_option("--lengths", options.lengths_file,
                   "lines PROMPT,OUTPUT to draw lengths from, instead")
-      ->check(check_path)
+      ->check(check_file)
       ->type_name("FILE.csv")
       ->group(group);
   add("--prefix-tokens", options.mix.shared_prefix_tokens,
@@ -113,7 +113,7 @@ void add_workload_flags(CLI::App& command, BenchCommandOptions& options) {
   command
       .add_option("--corpus", options.corpus_file,
                   "text that prompts are cut from; default: this program's own documentation")
-      ->check(check_path)
+      ->check(check_file)
       ->type_name("FILE")
       ->group(group);
   command
@@ -211,7 +211,7 @@ void add_request_flags(CLI::App& command, BenchCommandOptions& options) {
 void add_output_flags(CLI::App& command, BenchCommandOptions& options) {
   const std::string group = "Output";
   const auto add_file = [&](const char* name, std::string& file, const char* help) {
-    command.add_option(name, file, help)->check(check_path)->type_name("FILE")->group(group);
+    command.add_option(name, file, help)->check(check_file)->type_name("FILE")->group(group);
   };
   add_file("--summary", options.summary_file, "write every figure as JSON");
   add_file("--requests-file", options.requests_file, "write a JSON line for each request");

@@ -114,6 +114,7 @@ struct ServeCommandOptions {
   std::string api_key_file, admin_key;
   std::string certificate_file, key_file, ca_file, ciphers;
   bool requires_client_certificate = false;
+  std::vector<std::string> config_files;  // that flags came from
 };
 int run_serve(const ServeCommandOptions& options);
 

@@ -85,7 +85,7 @@ Status read_flags(const std::string& text, const std::vector<std::string>& argum
 Result<ExpandedArguments> expand_config(const std::vector<std::string>& arguments,
                                         const InfoOf& info_of) {
   // Elsewhere --config names a model's config.json.
-  if (arguments.empty() || arguments[0] != "serve") return ExpandedArguments{arguments, {}};
+  if (arguments.empty() || arguments[0] != "serve") return ExpandedArguments{arguments, {}, {}};
   ExpandedArguments expanded;
   for (size_t i = 0; i < arguments.size(); ++i) {
     std::optional<std::string> file;
@@ -101,12 +101,17 @@ Result<ExpandedArguments> expand_config(const std::vector<std::string>& argument
     if (file->empty()) {
       return Error{Code::kInvalidArgument, "--config: found nothing, expected a file"};
     }
+    if (*file == "-") {
+      return Error{Code::kInvalidArgument,
+                   "--config: found \"-\", expected a file; one of that name is ./-"};
+    }
     ASSIGN_OR_RETURN(const std::string text, read_file(*file, kMaxBytes));
     std::vector<std::string> flags;
     const Status status = read_flags(text, arguments, info_of, flags);
     if (!status.ok()) {
       return Error{status.error().code, format(*file, ": ", status.error().message)};
     }
+    expanded.files.push_back(*file);
     for (std::string& flag : flags) {
       expanded.file_of.emplace(flag.substr(0, flag.find('=')), *file);
       expanded.arguments.push_back(std::move(flag));

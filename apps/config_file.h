@@ -15,6 +15,7 @@ namespace millrace {
 // line gives itself, by any of their names, win over those of the file.
 struct ExpandedArguments {
   std::vector<std::string> arguments;
+  std::vector<std::string> files;
   // By the first name of a flag: the file that gave it.
   std::map<std::string, std::string> file_of;
 };

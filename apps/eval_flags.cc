@@ -68,13 +68,13 @@ void add_task_flags(CLI::App& command, EvalCommandOptions& options) {
 void add_output_flags(CLI::App& command, EvalCommandOptions& options) {
   const std::string group = "Output";
   command.add_option("--summary", options.summary_file, "write every figure as JSON")
-      ->check(check_path)
+      ->check(check_file)
       ->type_name("FILE")
       ->group(group);
   command
       .add_option("--cases-file", options.cases_file,
                   "write a JSON line for each case of each mode, with its tokens")
-      ->check(check_path)
+      ->check(check_file)
       ->type_name("FILE")
       ->group(group);
   command.add_flag("--json", options.json, "the JSON of --summary on stdout instead of the tables")

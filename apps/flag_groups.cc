@@ -10,6 +10,11 @@ std::string check_path(const std::string& path) {
   return path.empty() ? "found an empty name, expected a path" : "";
 }
 
+std::string check_file(const std::string& path) {
+  if (path == "-") return "found \"-\", expected a file; one of that name is ./-";
+  return check_path(path);
+}
+
 std::string check_text(const std::string& text) {
   return text.empty() ? "found nothing, expected at least one character" : "";
 }
@@ -74,9 +79,9 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
 void add_engine_choice_flag(CLI::App& command, ModelFlags& flags) {
   const std::string scripted = "scripted=";
   const auto check = [scripted](const std::string& name) {
-    const bool is_fine =
-        name == "model" || (name.starts_with(scripted) && name.size() > scripted.size());
-    return is_fine ? "" : format("found \"", name, "\", expected model or scripted=FILE.jsonl");
+    if (name.starts_with(scripted)) return check_file(name.substr(scripted.size()));
+    return name == "model" ? ""
+                           : format("found \"", name, "\", expected model or scripted=FILE.jsonl");
   };
   command
       .add_option_function<std::string>(
@@ -114,7 +119,7 @@ void add_record_flag(CLI::App& command, ModelFlags& flags) {
   command
       .add_option("--record", flags.record_file,
                   "write what the run sees and decides, prompts included, for replay")
-      ->check(check_path)
+      ->check(check_file)
       ->type_name("FILE")
       ->group("Output");
 }

@@ -32,6 +32,8 @@ CLI::Validator integer(Integer least = std::numeric_limits<Integer>::min(),
 }
 
 std::string check_path(const std::string& path);  // not empty
+// Of files that are not also stdin or stdout: there, - would be a file of that name.
+std::string check_file(const std::string& path);
 std::string check_text(const std::string& text);  // not empty
 std::string check_step_ms(const std::string& text);
 

@@ -137,7 +137,7 @@ void add_chat(CLI::App& app, ChatOptions& options, std::function<int()>& action)
           "--tools", options.tools_file,
           "JSON list of tools in the Chat Completions form; the result of a call is the next "
           "line")
-      ->check(check_path)
+      ->check(check_file)
       ->type_name("FILE")
       ->group("Chat");
   add_thinking_flags(command, options.thinking);
@@ -220,7 +220,7 @@ void add_replay(CLI::App& app, ReplayOptions& options, std::function<int()>& act
       "Exit status 1 if anything differs. Example:\n"
       "  millrace generate 'Once upon a time' -n 50 --record run.jsonl && millrace replay "
       "run.jsonl");
-  command.add_option("FILE", options.file, "the recording")->required()->check(check_path);
+  command.add_option("FILE", options.file, "the recording")->required()->check(check_file);
   command.add_option("MODEL_DIR", options.model_dir, kModelHelp)->check(check_path);
   add_compute_flags(command, options.num_threads, options.isa);
   command
@@ -242,7 +242,7 @@ void add_forward(CLI::App& app, ForwardCommandOptions& options, std::function<in
       ->type_name("ID,ID,...");
   const auto add_output = [&](const char* name, std::string& file, const char* help) {
     command.add_option(name, file, help)
-        ->check(check_path)
+        ->check(check_file)
         ->type_name("FILE")
         ->group("Output (at least one; safetensors)");
   };
@@ -264,7 +264,7 @@ void add_inspect(CLI::App& app, InspectOptions& options, std::function<int()>& a
   CLI::App& command = *app.add_subcommand("inspect", "describe a model, or this machine");
   command.add_option("PATH", options.path, "a model directory or a config.json; default: the "
                                            "model that comes with the program")
-      ->check(check_path);
+      ->check(check_file);
   command.add_flag(
       "--machine", options.machine,
       "this computer: processor, caches, memory, limits, what is chosen of them, kernel "
@@ -354,7 +354,7 @@ void add_synth(CLI::App& app, SynthCommandOptions& options, std::function<int()>
       ->capture_default_str()
       ->group(group);
   command.add_option("--config", options.config_file, "a config.json instead of a shape")
-      ->check(check_path)
+      ->check(check_file)
       ->type_name("FILE")
       ->excludes(shape)
       ->group(group);
@@ -582,6 +582,7 @@ int run(int argc, char** argv) {
         return option == nullptr ? std::nullopt : std::optional(flag_info(*option));
       });
   if (!expanded.has_value()) return fail_usage(expanded.error());
+  serve.config_files = expanded.value().files;
   if (const std::string flag = find_empty_value(expanded.value().arguments); !flag.empty()) {
     return fail_usage({Code::kInvalidArgument,
                        format(flag, ": found nothing behind =, expected a value")});

@@ -5,7 +5,6 @@
 
 #include <filesystem>
 #include <optional>
-#include <vector>
 
 #include "base/format.h"
 
@@ -55,8 +54,7 @@ bool is_same_file(const std::string& a, const std::string& b) {
   return is_same(place_of(a, STDOUT_FILENO), place_of(b, STDOUT_FILENO));
 }
 
-Status check_apart(std::initializer_list<NamedFile> inputs,
-                   std::initializer_list<NamedFile> outputs) {
+Status check_apart(const std::vector<NamedFile>& inputs, const std::vector<NamedFile>& outputs) {
   struct Known {
     const char* flag;
     Place place;

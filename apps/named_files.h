@@ -2,8 +2,8 @@
 
 // The files that a command's flags name.
 
-#include <initializer_list>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 
@@ -15,11 +15,12 @@ bool is_same_file(const std::string& a, const std::string& b);
 
 struct NamedFile {
   const char* flag;
-  std::string path;  // empty: not given; "-": stdin of an input, stdout of an output
+  // Empty: not given. "-": stdin of an input, stdout of an output; flags that take neither refuse
+  // it (check_file() in flag_groups.h).
+  std::string path;
 };
 
 // Refuses an output that is also an input or another output: one would destroy the other.
-Status check_apart(std::initializer_list<NamedFile> inputs,
-                   std::initializer_list<NamedFile> outputs);
+Status check_apart(const std::vector<NamedFile>& inputs, const std::vector<NamedFile>& outputs);
 
 }  // namespace millrace

@@ -141,13 +141,14 @@ Status serve(const ServeCommandOptions& options, StopSignals& signals, Log* log)
 }  // namespace
 
 int run_serve(const ServeCommandOptions& options) {
-  const Status apart = check_apart({{"--api-key-file", options.api_key_file},
-                                    {"--ssl-certfile", options.certificate_file},
-                                    {"--ssl-keyfile", options.key_file},
-                                    {"--ssl-ca-certs", options.ca_file},
-                                    {"--engine", options.model.script_file}},
-                                   {{"--usage-log", options.server.usage_log_file},
-                                    {"--record", options.model.record_file}});
+  std::vector<NamedFile> inputs{{"--api-key-file", options.api_key_file},
+                                {"--ssl-certfile", options.certificate_file},
+                                {"--ssl-keyfile", options.key_file},
+                                {"--ssl-ca-certs", options.ca_file},
+                                {"--engine", options.model.script_file}};
+  for (const std::string& file : options.config_files) inputs.push_back({"--config", file});
+  const Status apart = check_apart(inputs, {{"--usage-log", options.server.usage_log_file},
+                                            {"--record", options.model.record_file}});
   if (!apart.ok()) return fail_usage(apart.error());
   StopSignals signals;
   raise_file_limit();
@@ -156,7 +157,7 @@ int run_serve(const ServeCommandOptions& options) {
   const Status status = serve(options, signals, log ? &*log : nullptr);
   if (status.ok()) return kExitOk;
   if (!log) return fail(status.error());
-  log->write(LogLevel::kError, status.error().message);
+  log->write_always(LogLevel::kError, status.error().message);
   return kExitError;
 }
 

@@ -92,7 +92,7 @@ void add_access_flags(CLI::App& command, ServeCommandOptions& options) {
   command
       .add_option("--api-key-file", options.api_key_file,
                   "named keys with limits, as docs/server.md describes")
-      ->check(check_path)
+      ->check(check_file)
       ->type_name("FILE")
       ->group(group);
   command.add_option("--admin-key", options.admin_key, "opens /drain, /undrain, /tokenizer_info")
@@ -102,23 +102,23 @@ void add_access_flags(CLI::App& command, ServeCommandOptions& options) {
   command
       .add_option("--usage-log", options.server.usage_log_file,
                   "append a JSON line for each request: key, tokens, time")
-      ->check(check_path)
+      ->check(check_file)
       ->type_name("FILE")
       ->group(group);
   const std::string tls = "TLS (the files are read again when they change)";
   CLI::Option* certificate =
       command.add_option("--ssl-certfile", options.certificate_file, "certificate chain, PEM")
-          ->check(check_path)
+          ->check(check_file)
           ->type_name("FILE")
           ->group(tls);
   CLI::Option* key = command.add_option("--ssl-keyfile", options.key_file, "private key, PEM")
-                         ->check(check_path)
+                         ->check(check_file)
                          ->type_name("FILE")
                          ->needs(certificate)
                          ->group(tls);
   certificate->needs(key);
   command.add_option("--ssl-ca-certs", options.ca_file, "who may sign clients' certificates, PEM")
-      ->check(check_path)
+      ->check(check_file)
       ->type_name("FILE")
       ->needs(certificate)
       ->group(tls);

@@ -43,6 +43,7 @@ std::string shortened(std::string_view text) {
 struct Log::Impl {
   std::shared_ptr<spdlog::details::thread_pool> writer;
   std::shared_ptr<spdlog::async_logger> logger;
+  spdlog::level::level_enum level;
   bool json;
 };
 
@@ -52,7 +53,8 @@ Log::Log(bool json) : impl_(new Impl) {
   impl_->logger = std::make_shared<spdlog::async_logger>(
       "millrace", std::make_shared<spdlog::sinks::stderr_sink_mt>(), impl_->writer,
       spdlog::async_overflow_policy::overrun_oldest);
-  impl_->logger->set_level(level_of_environment());
+  impl_->level = level_of_environment();
+  impl_->logger->set_level(spdlog::level::trace);  // what write() passes on
   impl_->logger->set_pattern(json ? R"({"time": "%Y-%m-%dT%H:%M:%S.%e%z", "level": "%l", %v})"
                                   : "%Y-%m-%d %H:%M:%S.%e %L %v");
 }
@@ -63,8 +65,10 @@ Log::~Log() {
 }
 
 void Log::write(LogLevel level, std::string_view message, const Fields& fields) {
-  const spdlog::level::level_enum wanted = spdlog_level(level);
-  if (!impl_->logger->should_log(wanted)) return;
+  if (spdlog_level(level) >= impl_->level) write_always(level, message, fields);
+}
+
+void Log::write_always(LogLevel level, std::string_view message, const Fields& fields) {
   std::string line;
   if (impl_->json) {
     JsonWriter json;
@@ -88,7 +92,7 @@ void Log::write(LogLevel level, std::string_view message, const Fields& fields) 
       if (uint8_t(c) < 0x20 || c == 0x7f) c = '?';
     }
   }
-  impl_->logger->log(wanted, "{}", line);
+  impl_->logger->log(spdlog_level(level), "{}", line);
 }
 
 }  // namespace millrace

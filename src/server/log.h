@@ -16,8 +16,8 @@ std::string shortened(std::string_view text);
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 
 // Lines on stderr, written by a thread of their own: whoever logs never waits. If nobody takes
-// them, the oldest are lost. MILLRACE_LOG_LEVEL (debug, info, warning, error) says from which level
-// on; info if it is not set.
+// them, the oldest are lost. MILLRACE_LOG_LEVEL (debug, info, warning, error, off) says from which
+// level on; info if it is not set.
 //
 // Threading: any thread.
 class Log {
@@ -40,6 +40,8 @@ class Log {
   // `message` and what belongs to it, by name.
   using Fields = std::vector<std::pair<std::string_view, Value>>;
   void write(LogLevel level, std::string_view message, const Fields& fields = {});
+  // Whatever MILLRACE_LOG_LEVEL says: where the server is to be found, and why there is none.
+  void write_always(LogLevel level, std::string_view message, const Fields& fields = {});
 
  private:
   struct Impl;

@@ -525,12 +525,12 @@ Result<std::unique_ptr<Server>> Server::create(Llm& llm, ServerOptions options,
   RETURN_IF_ERROR(impl->listen());
   std::unique_ptr<Server> server(new Server(std::move(impl)));
   const EngineInfo& info = llm.engine().info();
-  server->impl_->log.write(LogLevel::kInfo, "serving",
-                           {{"address", server->address()},
-                            {"model", server->impl_->options.model_root},
-                            {"numerics", info.numerics_id},
-                            {"threads", info.num_threads},
-                            {"max_model_len", llm.engine().max_model_len()}});
+  server->impl_->log.write_always(LogLevel::kInfo, "serving",
+                                  {{"address", server->address()},
+                                   {"model", server->impl_->options.model_root},
+                                   {"numerics", info.numerics_id},
+                                   {"threads", info.num_threads},
+                                   {"max_model_len", llm.engine().max_model_len()}});
   return server;
 }
 

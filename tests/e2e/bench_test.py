@@ -199,6 +199,10 @@ class Bench(unittest.TestCase):
         lengths.write_text("10,2\n")
         for flags, message in (
             (["--lengths", lengths, "--summary", lengths], "--summary: found the file of --lengths"),
+            (["--summary", "-"], '--summary: found "-", expected a file'),
+            (["--requests-file", "-"], '--requests-file: found "-", expected a file'),
+            (["--lengths", "-"], '--lengths: found "-", expected a file'),
+            (["--corpus", "-"], '--corpus: found "-", expected a file'),
             (["--corpus", lengths, "--requests-file", lengths],
              "--requests-file: found the file of --corpus"),
             (["--in-process", "--engine", f"scripted={lengths}", "--summary", lengths],

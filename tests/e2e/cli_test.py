@@ -163,6 +163,19 @@ class Basics(Case):
             ("found PROMPT and --file: expected one of them", ["generate", "x", "--file", "y"]),
             ("--token-ids is required", ["forward", "--logits", "x"]),
             ("one of --logits, --trace, --draft is required", ["forward", "--token-ids", "1"]),
+            *[
+                (f'{arguments[-2]}: found "-", expected a file; one of that name is ./-', arguments)
+                for arguments in (
+                    ["forward", "--token-ids", "1", "--logits", "-"],
+                    ["forward", "--token-ids", "1", "--trace", "-"],
+                    ["forward", "--token-ids", "1", "--draft", "-"],
+                    ["generate", "x", "--record", "-"],
+                    ["chat", "--tools", "-"],
+                    ["synth", "out", "--config", "-"],
+                )
+            ],
+            ('FILE: found "-", expected a file', ["replay", "-"]),
+            ('PATH: found "-", expected a file', ["inspect", "-"]),
             (
                 '--token-ids: found "x", expected a token id as item 2 of the list',
                 ["forward", "--token-ids", "1,x", "--logits", "x"],

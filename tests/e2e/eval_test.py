@@ -270,6 +270,8 @@ class CommandLine(Case):
         nll = ("--task", "nll", "--file", text)
         for flags, what in (
             (("--summary", text), "--summary: found the file of --file, expected another"),
+            (("--summary", "-"), '--summary: found "-", expected a file; one of that name is ./-'),
+            (("--cases-file", "-"), '--cases-file: found "-", expected a file'),
             (("--cases-file", text), "--cases-file: found the file of --file"),
             (("--summary", self.folder / "hard"), "--summary: found the file of --file"),
             (("--summary", self.folder / "soft"), "--summary: found the file of --file"),

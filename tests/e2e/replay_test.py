@@ -100,6 +100,15 @@ class Replay(unittest.TestCase):
         self.refused(2, "FILE is required")
         self.refused(2, "excludes", self.file, "--plans-only", "--threads", 1)
 
+    def test_a_recording_destroys_nothing_that_the_command_reads(self):
+        prompt = self.folder / "prompt"
+        prompt.write_text('{"messages": [{"role": "user", "content": "Hi"}]}')
+        for flag in ("--file", "--chat"):
+            result = run("generate", "-n", 1, flag, prompt, "--record", f"{self.folder}/./prompt")
+            self.assertEqual((result.returncode, result.stdout), (2, ""))
+            self.assertIn(f"--record: found the file of {flag}, expected another", result.stderr)
+        self.assertIn("messages", prompt.read_text())
+
     def test_a_recording_that_cannot_be_written_is_refused_before_any_work(self):
         missing = self.folder / "no/such/folder"
         result = run("generate", "Hi", "--record", missing)

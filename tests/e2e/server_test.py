@@ -5,6 +5,7 @@ usage: server_test.py BINARY [unittest arguments]
 """
 import http.client
 import json
+import os
 import shutil
 import socket
 import ssl
@@ -459,26 +460,20 @@ class Transport(unittest.TestCase):
     def test_the_access_log_has_the_ids_that_clients_know(self):
         server = Server(BINARY, "--log-json", ready=False)
         try:
-            def next_line(message):
-                for line in iter(server.process.stderr.readline, b""):
-                    if json.loads(line)["message"] == message:
-                        return json.loads(line)
-
-            next_line("serving")
+            server.next_event("serving")
             server.post(TEXT, text(request_id="in-the-body"))
-            self.assertEqual(next_line("request")["request_id"], "in-the-body")
+            self.assertEqual(server.next_event("request")["request_id"], "in-the-body")
             body = json.dumps(text(max_tokens=15000, ignore_eos=True)).encode()
             with socket.create_connection(("127.0.0.1", server.port), timeout=60) as s:
                 s.sendall(f"POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: left\r\n"
                           f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
                           .encode() + body)
-                time.sleep(0.2)
-            gone = next_line("request")
+            gone = server.next_event("request")
             self.assertEqual((gone["request_id"], gone["status"]), ("left", 0))
             server.get("/" + "x" * 60_000)
-            self.assertEqual(next_line("request")["path"], "/" + "x" * 1023 + "... (60001 bytes)")
+            self.assertEqual(server.next_event("request")["path"], "/" + "x" * 1023 + "... (60001 bytes)")
             server.request("M" * 60_000, "/")
-            self.assertEqual(next_line("request")["method"], "M" * 1024 + "... (60000 bytes)")
+            self.assertEqual(server.next_event("request")["method"], "M" * 1024 + "... (60000 bytes)")
         finally:
             server.process.terminate()
             server.process.communicate(timeout=60)
@@ -492,16 +487,14 @@ class Transport(unittest.TestCase):
             server = Server(BINARY, "--log-json", "--no-access-log", "--engine", f"scripted={script}",
                             "--usage-log", usage, ready=False)
             try:
-                for line in iter(server.process.stderr.readline, b""):
-                    if json.loads(line)["message"] == "serving":
-                        break
+                server.next_event("serving")
                 for stream in (False, True):
                     body = text(request_id=f"it-{stream}", stream=stream, user="é" * 5000)
                     content = server.request("POST", TEXT, body)[2].decode()
                     self.assertNotIn("secret", content)
                     self.assertIn("the engine failed at this request (corrupt)", content)
                     self.assertIn(f"request id it-{stream}", content)
-                    line = json.loads(server.process.stderr.readline())
+                    line = server.next_event()
                     self.assertEqual([line[name] for name in ("level", "request_id", "reason")],
                                      ["error", f"it-{stream}", reason])
             finally:
@@ -528,6 +521,39 @@ class Transport(unittest.TestCase):
             last = [json.loads(line) for line in run.stderr.splitlines()][-1]
             self.assertEqual(last["level"], "error")
             self.assertIn(what, last["message"])
+
+    def test_where_it_is_and_why_it_is_not_there_are_told_at_any_level(self):
+        for level in ("warning", "off"):
+            with Server(BINARY, "--model", NANO, env={"MILLRACE_LOG_LEVEL": level}) as server:
+                self.assertEqual(len(server.log), 1, server.log)
+                self.assertIn(f"serving address=http://127.0.0.1:{server.port} ", server.log[0])
+        env = {**os.environ, "MILLRACE_LOG_LEVEL": "off"}
+        with tempfile.TemporaryDirectory() as empty:
+            run = subprocess.run([BINARY, "serve", "--log-json", "--model", empty], env=env,
+                                 capture_output=True, text=True, timeout=60)
+        self.assertEqual(run.returncode, 1)
+        event = json.loads(run.stderr)
+        self.assertEqual(event["level"], "error")
+        self.assertIn("cannot open", event["message"])
+        server = Server(BINARY, "--model", NANO, "--log-json", env={"MILLRACE_LOG_LEVEL": "error"},
+                        ready=False)
+        self.assertEqual(server.next_event()["message"], "serving")
+        server.get("/v1/models")  # is told of at level info
+        server.process.terminate()
+        self.assertEqual(server.process.communicate(timeout=60)[1], b"")
+
+    def test_no_log_destroys_what_the_command_reads(self):
+        with tempfile.TemporaryDirectory() as folder:
+            config = Path(folder, "config.json")
+            for flag in ("--usage-log", "--record"):
+                config.write_text(json.dumps({flag[2:]: str(config)}))
+                before = config.read_text()
+                for flags in ([], [flag, config], [flag, f"{folder}/./config.json"]):
+                    run = subprocess.run([BINARY, "serve", "--config", config, *flags],
+                                         capture_output=True, text=True, timeout=60)
+                    self.assertEqual(run.returncode, 2, flags)
+                    self.assertIn(f"{flag}: found the file of --config, expected another", run.stderr)
+                    self.assertEqual(config.read_text(), before)
 
     def test_a_configuration_file(self):
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
@@ -580,6 +606,13 @@ class Transport(unittest.TestCase):
                                (["--metrics-prefix", "a b"], "--metrics-prefix: found \"a b\", expected letters"),
                                (["--usage-log", "/", "--port", "0"], "/: cannot be written: Is a directory"),
                                (["--usage-log", "no/x", "--record", "./no/x"], "--record: found the file of --usage-log"),
+                               (["--usage-log", "-"], "--usage-log: found \"-\", expected a file"),
+                               (["--record", "-"], "--record: found \"-\", expected a file"),
+                               (["--api-key-file", "-"], "--api-key-file: found \"-\", expected a file"),
+                               (["--ssl-certfile", "-", "--ssl-keyfile", "x"], "--ssl-certfile: found \"-\""),
+                               (["--engine", "scripted=-"], "--engine: found \"-\", expected a file"),
+                               (["--engine", "scripted="], "--engine: found an empty name"),
+                               (["--config", "-"], "--config: found \"-\", expected a file"),
                                (["--ssl-certfile", "/no", "--ssl-keyfile", "/no"], "/no"),
                                (["--engine", "other"], "engine"), (["--overload-status", "500"], "503"),
                                (["--nonsense"], "nonsense"), (["--api-key=", "--port", "0"], "--api-key"),

@@ -8,7 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,18 +39,38 @@ class Server:
         if ready:
             self.wait_until_ready()
 
+    @contextmanager
+    def patience(self):
+        """Lines of the log that do not come end the server: reading them has no limit of its own."""
+        watch = threading.Timer(TIMEOUT, self.process.kill)
+        watch.start()
+        try:
+            yield
+        finally:
+            watch.cancel()
+
     def wait_until_ready(self):
         """Its first word is that it serves."""
-        while line := self.process.stderr.readline().decode():
-            self.log.append(line)
-            if "serving" in line:
-                # Nobody reads the rest: it goes where nothing can block on it.
-                self.drain = subprocess.Popen(
-                    ["cat"], stdin=self.process.stderr, stdout=subprocess.DEVNULL
-                )
-                self.process.stderr.close()
-                return
+        with self.patience():
+            while line := self.process.stderr.readline().decode():
+                self.log.append(line)
+                if "serving" in line:
+                    # Nobody reads the rest: it goes where nothing can block on it.
+                    self.drain = subprocess.Popen(
+                        ["cat"], stdin=self.process.stderr, stdout=subprocess.DEVNULL
+                    )
+                    self.process.stderr.close()
+                    return
         raise AssertionError(f"the server did not start: {''.join(self.log)}")
+
+    def next_event(self, message=None):
+        """The next line of a JSON log, of those with that message. Requires: ready=False."""
+        with self.patience():
+            while line := self.process.stderr.readline():
+                event = json.loads(line)
+                if message in (None, event["message"]):
+                    return event
+        raise AssertionError(f"the log has ended; expected {message or 'one more line'}")
 
     def __enter__(self):
         return self
