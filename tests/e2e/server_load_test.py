@@ -4,9 +4,11 @@
 usage: server_load_test.py BINARY [--full] [unittest arguments]
 """
 import asyncio
+import json
 import random
 import signal
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -192,15 +194,21 @@ class Load(unittest.TestCase):
 
     def test_a_signal_after_the_hand_over_leaves_streams_their_time(self):
         port = free_port()
-        flags = ["--model", NANO, "--no-access-log", "--take-over"]
+        # An answer that takes 5 s, however fast the machine is.
+        script = tempfile.NamedTemporaryFile("w", suffix=".jsonl")
+        self.addCleanup(script.close)
+        script.write(json.dumps({"delay_ms": 5, "repeat": "forever", "pieces": [{"text": "word "}]}))
+        script.flush()
+        flags = ["--engine", "scripted=" + script.name, "--no-access-log", "--take-over"]
         first = Server(BINARY, *flags, port=port)
         answers = []
         thread = threading.Thread(target=lambda: answers.append(first.post(
-            "/v1/completions", {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True})))
+            "/v1/completions", {"prompt": "Once", "max_tokens": 1000, "ignore_eos": True})))
         thread.start()
         while first.stats()["requests"]["running"] == 0:
             time.sleep(0.01)
         with Server(BINARY, *flags, port=port):
+            self.assertEqual(answers, [], "it still runs")
             first.process.send_signal(signal.SIGTERM)
             self.assertEqual(first.process.wait(60), 0)
             thread.join()
