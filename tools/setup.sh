@@ -3,7 +3,7 @@
 
 # ./run and ./test share one build folder, so both need all of these.
 packages=(g++ cmake ninja-build ccache libhwy-dev libboost1.81-dev libboost-json1.81-dev
-          libssl-dev libhwloc-dev liburing-dev libspdlog-dev prometheus-cpp-dev libcli11-dev libgtest-dev libgmock-dev python3 python3-numpy)
+          libssl-dev libhwloc-dev liburing-dev libxxhash-dev libspdlog-dev prometheus-cpp-dev libcli11-dev libgtest-dev libgmock-dev python3 python3-numpy)
 test_packages=(nodejs npm openssl dpkg-dev file lintian)  # ./test: clients, certificates, packages
 
 as_root() {
