@@ -34,8 +34,7 @@ const int64_t* first_tokens_of(LayerContext& ctx, const Model& model, const Batc
     return nullptr;
   }
   const auto first = ctx.list<int64_t>(int64_t(model.layers.size()) + 1);
-  first_tokens(model.layers, model.config.sliding_window,
-               {segment.num_cached_tokens, segment.first_output}, first);
+  first_tokens(model.reach, {segment.num_cached_tokens, segment.first_output}, first);
   return first.data();
 }
 

@@ -30,16 +30,17 @@ Status check_token_map(const ModelConfig& config, const std::vector<int32_t>& to
 Result<Model> Model::load(const ModelConfig& config, const WeightSource& source,
                           std::vector<int32_t> token_map, Numerics numerics) {
   RETURN_IF_ERROR(check_token_map(config, token_map));
-  ASSIGN_OR_RETURN(ModelWeights weights, ModelWeights::bind(config, source));
+  Model model;
+  ASSIGN_OR_RETURN(model.weights, ModelWeights::bind(config, source));
+  model.config = config;
+  model.numerics = numerics;
+  model.layers = layer_map(config);
+  model.reach = layer_reach(config);
+  model.engram_tables = millrace::engram_tables(config);
+  model.token_map = std::move(token_map);
   const size_t pairs = size_t(config.qk_rope_head_dim / 2);
-  Model model{.config = config,
-              .numerics = numerics,
-              .layers = millrace::layer_map(config),
-              .engram_tables = millrace::engram_tables(config),
-              .token_map = std::move(token_map),
-              .window_frequencies = std::vector<float>(pairs),
-              .compressed_frequencies = std::vector<float>(pairs),
-              .weights = std::move(weights)};
+  model.window_frequencies.resize(pairs);
+  model.compressed_frequencies.resize(pairs);
   const RopeScaling& scaling = config.rope_scaling;
   const YarnParameters yarn{scaling.factor, scaling.beta_fast, scaling.beta_slow,
                             double(scaling.original_max_position_embeddings)};

@@ -9,6 +9,7 @@
 #include "model/weights.h"
 #include "model_config/engram_constants.h"
 #include "model_config/layer_map.h"
+#include "model_config/needed_tokens.h"
 #include "model_config/model_config.h"
 
 namespace millrace {
@@ -21,8 +22,9 @@ inline KvFormat kv_format_of(Numerics numerics) {
 // A loaded model: what never changes while it runs. Read by any number of runners.
 struct Model {
   ModelConfig config;
-  Numerics numerics;
+  Numerics numerics = Numerics::kReference;
   std::vector<LayerInfo> layers;
+  LayerReach reach;
   std::vector<EngramTable> engram_tables;
   std::vector<int32_t> token_map;  // [vocab_size] compressed id of each token
   std::vector<float> window_frequencies, compressed_frequencies;  // [qk_rope_head_dim / 2]

@@ -16,9 +16,8 @@ ModelConfig released() {
 }
 
 std::vector<int64_t> first_of(const ModelConfig& config, const WantedTokens& wanted) {
-  const std::vector<LayerInfo> layers = layer_map(config);
-  std::vector<int64_t> first(layers.size() + 1);
-  first_tokens(layers, config.sliding_window, wanted, first);
+  std::vector<int64_t> first(size_t(config.num_hidden_layers) + 1);
+  first_tokens(layer_reach(config), wanted, first);
   return first;
 }
 
@@ -37,12 +36,10 @@ TEST(NeededTokens, OfAPromptTheReleaseNeedsAllUpToItsLastSourceAndThenAWindowLes
 TEST(NeededTokens, BehindACachedPrefixTheReleaseNeedsAHaloOfOneSizeWhateverItsLength) {
   for (const int64_t cached : {6'000, 1'000'000}) {
     const std::vector<int64_t> first = first_of(released(), {cached, cached});
-    int64_t sum = 0;
-    for (int64_t l = 0; l < 40; ++l) {
-      EXPECT_EQ(cached - first[size_t(l)], 127 * (40 - l)) << l;
-      sum += cached - first[size_t(l)];
-    }
-    EXPECT_EQ(sum / 40, 2603);
+    for (int64_t l = 0; l < 40; ++l) EXPECT_EQ(cached - first[size_t(l)], 127 * (40 - l)) << l;
+    const LayerReach reach = layer_reach(released());
+    EXPECT_EQ(first_token(reach, {cached, cached}), first[0]);
+    EXPECT_EQ(num_whole_tokens(reach, {cached, cached}, 0, cached), 2603.5);
   }
 }
 
@@ -51,6 +48,26 @@ TEST(NeededTokens, NothingLiesBeforeTheFirstToken) {
   EXPECT_EQ(first[0], 0);
   EXPECT_EQ(first[38], 0);
   EXPECT_EQ(first[39], 1);
+}
+
+TEST(NeededTokens, WhatAPromptTakesIsCountedInTokensThroughAllLayers) {
+  const LayerReach reach = layer_reach(released());
+  EXPECT_EQ(num_whole_tokens(reach, {0, 0}, 100, 300), 200);
+  // 21 layers of all tokens, 19 layers of 2,414 down to 128.
+  const double upper = 19 * (2414 + 128) / 2.0;
+  EXPECT_EQ(num_whole_tokens(reach, {0, 9'999}, 0, 10'000), (21 * 10'000 + upper) / 40);
+  EXPECT_EQ(num_whole_tokens(reach, {0, 9'999}, 0, 1'000), 21 * 1'000 / 40.0);
+}
+
+TEST(NeededTokens, WindowsAreWholeAtTheEndAndWhereEverythingWasComputed) {
+  const LayerReach reach = layer_reach(released());
+  EXPECT_TRUE(has_whole_windows(reach, {0, 9'999}, 10'000));
+  EXPECT_TRUE(has_whole_windows(reach, {0, 9'999}, 10'001));
+  EXPECT_TRUE(has_whole_windows(reach, {0, 9'999}, 9'999));
+  EXPECT_FALSE(has_whole_windows(reach, {0, 9'999}, 9'998));
+  EXPECT_TRUE(has_whole_windows(reach, {0, 0}, 9'999));
+  EXPECT_TRUE(has_whole_windows(reach, {64'000, 64'000}, 64'000));
+  EXPECT_FALSE(has_whole_windows(reach, {64'000, 64'001}, 64'000));
 }
 
 TEST(NeededTokens, SourcesSeeEveryNewToken) {

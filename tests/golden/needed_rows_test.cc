@@ -107,9 +107,7 @@ class NeededRows : public ::testing::TestWithParam<Numerics> {
   }
 
   int64_t first_token(const WantedTokens& wanted) const {
-    std::vector<int64_t> first(model().layers.size() + 1);
-    first_tokens(model().layers, config().sliding_window, wanted, first);
-    return first[0];
+    return millrace::first_token(model().reach, wanted);
   }
 
   // A slot whose bytes are nobody's, and a prompt whose first `num_cached` tokens are in the blocks.
