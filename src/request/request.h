@@ -32,6 +32,7 @@ struct Request {
   // a share kPriorityWeight times as large, so that nobody starves.
   int32_t priority = 0;
   std::string fairness_key;          // requests of one priority are served evenly by key
+  std::string cache_salt;            // prefixes are shared among requests of one salt
   std::optional<double> timeout_ms;  // from arrival; then it ends with kTimeout
 };
 
@@ -72,6 +73,7 @@ using StopReason = std::variant<std::monostate, int32_t, std::string>;
 // One step of a request. Without a token it only reports how far the prompt has come.
 struct StreamEvent {
   int64_t num_computed_tokens = 0;  // of the prompt and the output
+  int64_t num_cached_tokens = 0;    // of the prompt: they need not be computed
   std::optional<int32_t> token_id;
   // So many bytes of the output are settled: no stop string will take them back. The last event
   // cuts off an end or stop token, and a matched stop string unless the request includes it.

@@ -30,12 +30,17 @@ struct PlannedRows {
   // All known tokens of the sequence: these rows are those from first_position on. The executor
   // also looks back, and for prompt_logprobs one ahead.
   std::span<const int32_t> tokens;
-  // Everything before it is in the blocks and the slot. 0: they hold nothing of this sequence, but
-  // perhaps of another that had them before.
+  // Everything before it is in the blocks, and what is still needed of it in the slot. 0, and where
+  // the rows begin before num_cached_tokens: the slot may hold another sequence's state.
   int64_t first_position = 0;
   int32_t num_rows = 0;
   std::span<const BlockId> block_table;  // covers every position up to the last of these rows
   StateSlot state_slot = 0;
+  // The blocks hold the first num_cached_tokens, perhaps for others too: they are not written. Rows
+  // before it are there for the slot's sake.
+  int64_t num_cached_tokens = 0;
+  // What the last layer makes of tokens before this one is of no use.
+  int64_t first_output = 0;
   // The last row's logits give one token each for the sequences sequence_id and the num_samples - 1
   // ids after it. 0: no logits are needed.
   int32_t num_samples = 0;
@@ -71,6 +76,7 @@ struct StepPlan {
   std::vector<BlockCopy> block_copies;
   std::vector<PlannedRows> rows;  // each sequence at most once
   int64_t num_rows = 0;           // of all together
+  double num_whole_rows = 0;      // the same work in rows that go through every layer
 
   bool empty() const { return rows.empty() && finished.empty(); }
 };

@@ -19,11 +19,14 @@ void Scheduler::commit(StepResult& result, const EventSink& sink) {
     ++totals_.num_abandoned_steps;
   } else if (!planned_.empty()) {
     ++totals_.num_steps;
-    step_cost_.add(plan_.num_rows, result.elapsed_ms);
+    step_cost_.add(plan_.num_whole_rows, result.elapsed_ms);
     MR_CHECK_OP(result.rows.size(), >=, planned_.size());
     for (size_t i = 0; i < planned_.size(); ++i) {
       ScheduledRequest& r = *planned_[i]->request;
-      if (r.ending) continue;
+      if (r.ending) {
+        planned_[i]->is_keepable = false;
+        continue;
+      }
       commit_rows(plan_.rows[i], *planned_[i], result.rows[i], sink);
       if (r.num_unfinished == 0) remove_request(r);
     }
@@ -48,12 +51,15 @@ void Scheduler::commit_rows(const PlannedRows& rows, Sequence& s, RowsResult& re
   s.num_computed_tokens = end;
   StreamEvent event;
   // What is computed anew after a preemption has been reported before.
-  event.num_computed_tokens = std::max(end, s.num_reported_tokens);
+  event.num_computed_tokens = std::max({end, s.num_cached_tokens, s.num_reported_tokens});
+  event.num_cached_tokens = r.num_cached_tokens;
   if (result.error) {
     event.finish_reason = FinishReason::kError;
     event.error = std::move(result.error);
+    s.is_keepable = false;
     return end_choices_of_rows(s, event, sink);
   }
+  index_blocks(s);
   count_prompt_tokens(r, end);
   if (rows.prompt_logprobs) take_prompt_logprobs(rows, s, result, event);
   if (rows.num_samples > 0) {
@@ -67,8 +73,8 @@ void Scheduler::commit_rows(const PlannedRows& rows, Sequence& s, RowsResult& re
     event.finish_reason = FinishReason::kLength;
     return end_choices_of_rows(s, event, sink);
   }
-  if (end > s.num_reported_tokens && end <= r.num_prompt_tokens) {
-    s.num_reported_tokens = end;
+  if (event.num_computed_tokens > s.num_reported_tokens && !r.has_forked) {
+    s.num_reported_tokens = event.num_computed_tokens;
     sink(r.handle, s.choice_idx, event);
   }
 }
@@ -110,6 +116,7 @@ void Scheduler::commit_first_samples(Sequence& first, RowsResult& result, Stream
   const int32_t num_choices = r.request.num_choices;
   r.has_forked = true;
   finish_prefill(first);
+  copy_to_snapshot(first);
   for (int32_t choice = 1; choice < num_choices; ++choice) {
     Sequence& s = *r.sequences.emplace_back(make_sequence(r, choice));
     s.tokens.reserve(first.tokens.capacity());
@@ -121,6 +128,7 @@ void Scheduler::commit_first_samples(Sequence& first, RowsResult& result, Stream
     Sequence& s = *r.sequences[size_t(choice)];
     StreamEvent own_event;
     own_event.num_computed_tokens = first.num_computed_tokens;
+    own_event.num_cached_tokens = r.num_cached_tokens;
     if (append_token(s, result.samples[size_t(choice)], own_event, sink)) {
       finish_choice(r, choice);
       continue;
@@ -143,6 +151,7 @@ bool Scheduler::append_token(Sequence& s, SampledToken& sample, StreamEvent& eve
   if (sample.error) {
     event.finish_reason = FinishReason::kError;
     event.error = std::move(sample.error);
+    s.is_keepable = false;
     event.num_settled_bytes = num_settled_bytes(&s);
     sink(r.handle, s.choice_idx, event);
     return true;
@@ -184,6 +193,7 @@ void Scheduler::finish_sequence(Sequence& s) {
   }
   if (s.is_running()) {
     running_.erase(std::find(running_.begin(), running_.end(), &s));
+    leave_as_snapshot(s);
     stop_running(s);
   }
   --num_waiting_sequences_;

@@ -14,7 +14,8 @@ struct Holdings {
   int64_t num_running = 0, num_waiting = 0, num_listed = 0, num_pending = 0;
 };
 
-void count_sequence(const Sequence& s, const SchedulerOptions& options, Holdings& found) {
+void count_sequence(const Sequence& s, const SchedulerOptions& options, const PrefixCache& cache,
+                    Holdings& found) {
   const ScheduledRequest& r = *s.request;
   const bool is_decoding = s.state == SequenceState::kDecoding;
   MR_CHECK_OP(s.id, ==, r.first_sequence_id + s.choice_idx);
@@ -26,6 +27,7 @@ void count_sequence(const Sequence& s, const SchedulerOptions& options, Holdings
     MR_CHECK_OP(s.num_computed_tokens, ==, 0);
     MR_CHECK(s.block_table.empty());
     MR_CHECK_OP(s.slot, ==, kNoSlot);
+    MR_CHECK(!s.prefix);
     const bool is_listed = r.key->waiting.contains(s.id);
     MR_CHECK_OP(is_listed, ==, !r.is_paused);
     found.num_listed += is_listed ? 1 : 0;
@@ -34,6 +36,11 @@ void count_sequence(const Sequence& s, const SchedulerOptions& options, Holdings
   ++found.num_running;
   const int64_t num_covered = int64_t(s.block_table.size()) * options.block_size;
   MR_CHECK_OP(s.num_computed_tokens, <=, num_covered);
+  MR_CHECK(cache.is_prefix_of(s.prefix, s.num_prefix_blocks, s.block_table));
+  if (options.prefix_caching) {
+    const int64_t num_known = std::max(s.num_computed_tokens, s.num_cached_tokens);
+    MR_CHECK_OP(s.num_prefix_blocks, ==, num_known / options.block_size);
+  }
   if (s.state == SequenceState::kPrefilling) MR_CHECK_OP(s.num_tokens(), <=, num_covered);
   for (const BlockId block : s.block_table) ++found.block_references[size_t(block)];
   MR_CHECK_OP(++found.slot_owners[size_t(s.slot)], ==, 1);
@@ -60,7 +67,7 @@ void Scheduler::check_invariants() const {
       MR_CHECK(s->request == &r);
       ++num_unfinished;
       num_running += s->is_running() ? 1 : 0;
-      count_sequence(*s, options_, found);
+      count_sequence(*s, options_, prefix_cache_, found);
     }
     MR_CHECK_OP(num_unfinished, ==, r.num_unfinished);
     MR_CHECK_OP(num_unfinished, >, 0);
@@ -82,6 +89,8 @@ void Scheduler::check_invariants() const {
   MR_CHECK(std::is_sorted(running_.begin(), running_.end(), is_ranked_before));
   MR_CHECK_OP(int64_t(requests_.size()), <=, max_waiting_with_reserve() + options_.max_num_seqs);
 
+  prefix_cache_.check_invariants();
+  prefix_cache_.count_holdings(found.block_references, found.slot_owners);
   for (int64_t block = 0; block < blocks_.num_blocks(); ++block) {
     MR_CHECK_OP(blocks_.num_references(BlockId(block)), ==, found.block_references[size_t(block)]);
   }

@@ -18,6 +18,7 @@ void print_seed(int) { std::fprintf(stderr, "seed %u\n", seed); }
 // aborts, and then the seed is printed.
 TEST(SchedulerEvents, HundredThousandLifetimesInAnyOrderEndWell) {
   int64_t num_ended = 0, num_compared = 0, num_events = 0, num_preemptions = 0;
+  int64_t num_cached_tokens = 0;
   const auto handler = std::signal(SIGABRT, print_seed);
   for (seed = 0; num_ended < 100000; ++seed) {
     std::mt19937 random(seed);
@@ -29,13 +30,15 @@ TEST(SchedulerEvents, HundredThousandLifetimesInAnyOrderEndWell) {
     num_compared += driver.num_compared();
     num_events += driver.num_events();
     num_preemptions += driver.stats().num_preemptions;
+    num_cached_tokens += driver.stats().num_cached_tokens;
   }
   std::signal(SIGABRT, handler);
-  std::printf("%lld events, %lld requests, %lld whole outputs compared, %lld preemptions\n",
+  std::printf("%lld events, %lld requests, %lld whole outputs compared, %lld preemptions, %lld tokens from the cache\n",
               (long long)num_events, (long long)num_ended, (long long)num_compared,
-              (long long)num_preemptions);
+              (long long)num_preemptions, (long long)num_cached_tokens);
   EXPECT_GT(num_compared, num_ended / 4);
   EXPECT_GT(num_preemptions, 1000);
+  EXPECT_GT(num_cached_tokens, 30'000);
 }
 
 }  // namespace

@@ -35,6 +35,20 @@ Status validate(const SchedulerOptions& o) {
   RETURN_IF_ERROR(at_least("min_prefill_rows", o.min_prefill_rows, 1));
   RETURN_IF_ERROR(at_least("max_waiting", o.max_waiting, 1));
   RETURN_IF_ERROR(at_least("max_model_len", o.max_model_len, 1));
+  RETURN_IF_ERROR(at_least("max_num_snapshots", o.max_num_snapshots, 0));
+  if (o.prefix_caching || o.exact_replay) {
+    RETURN_IF_ERROR(at_least("layer_reach: num_layers", o.layer_reach.num_layers, 1));
+    RETURN_IF_ERROR(at_least("layer_reach: sliding_window", o.layer_reach.sliding_window, 1));
+    int64_t least = 0;
+    for (const int64_t layer : o.layer_reach.kv_source_layer_ids) {
+      if (layer < least || layer >= o.layer_reach.num_layers) {
+        return Error{Code::kInvalidArgument,
+                     format("layer_reach: found layer ", layer, " as KV source, expected ", least,
+                            " to ", o.layer_reach.num_layers - 1)};
+      }
+      least = layer + 1;
+    }
+  }
   RETURN_IF_ERROR(
       at_least("admission_headroom_blocks", o.admission_headroom_blocks.value_or(0), 0));
   if (!(o.max_step_ms > 0)) {
@@ -55,7 +69,11 @@ Scheduler::Scheduler(const SchedulerOptions& options, const OutputTokens& tokens
       headroom_blocks_(
           options.admission_headroom_blocks.value_or(divide_up(options.num_blocks, 64))),
       blocks_(options.num_blocks),
-      slots_(options.max_num_seqs) {
+      slots_(options.max_num_seqs + options.max_num_snapshots),
+      prefix_cache_({.block_size = options.block_size,
+                     .vocab_size = int32_t(tokens.vocab_size()),
+                     .max_num_snapshots = options.max_num_snapshots},
+                    blocks_, slots_) {
   MR_CHECK(validate(options).ok());
   MR_CHECK_OP(tokens.bytes.size(), ==, tokens.is_control.size());
   running_.reserve(size_t(options.max_num_seqs));
@@ -109,7 +127,7 @@ Status Scheduler::on_arrival(RequestHandle handle, Request request, double now_m
   RETURN_IF_ERROR(check(request));
   // For those that a slot is free for, the wait is the rest of this step.
   const int64_t num_waiting =
-      std::max<int64_t>(0, num_waiting_requests_ + num_ending_requests_ - slots_.num_free());
+      std::max<int64_t>(0, num_waiting_requests_ + num_ending_requests_ - num_free_seqs());
   const bool may_use_reserve = !fair_share_.is_waiting(request.priority, request.fairness_key);
   const int64_t max_waiting = may_use_reserve ? max_waiting_with_reserve() : options_.max_waiting;
   if (num_waiting >= max_waiting) {
@@ -197,8 +215,10 @@ void Scheduler::end_request(ScheduledRequest& r, FinishReason reason) {
     Ending& ending = endings_.emplace_back(Ending{r.handle, choice, {}});
     if (sequence) {
       ending.event.num_computed_tokens =
-          std::max(sequence->num_computed_tokens, sequence->num_reported_tokens);
+          std::max({sequence->num_computed_tokens, sequence->num_cached_tokens,
+                    sequence->num_reported_tokens});
     }
+    ending.event.num_cached_tokens = r.num_cached_tokens;
     ending.event.num_settled_bytes = num_settled_bytes(sequence);
     ending.event.finish_reason = reason;
     if (sequence) {
@@ -226,6 +246,7 @@ const StepPlan& Scheduler::plan(double now_ms) {
   plan_.block_copies.clear();
   plan_.rows.clear();
   plan_.num_rows = 0;
+  plan_.num_whole_rows = 0;
   planned_.clear();
   plan_.finished.swap(finished_);
   // Copies come before rows, so what they read may belong to somebody else by now.
@@ -247,7 +268,7 @@ void Scheduler::add_decode_rows() {
       continue;
     }
     if (s.num_tokens() > int64_t(s.block_table.size()) * options_.block_size) {
-      const std::optional<BlockId> block = blocks_.allocate();
+      const std::optional<BlockId> block = allocate_block();
       if (!block) {
         const size_t victim = victim_idx();
         preempt(victim);
@@ -270,27 +291,39 @@ size_t Scheduler::victim_idx() const {
   return running_.size() - 1;
 }
 
-int64_t Scheduler::prefill_rows_within_budget() const {
+void Scheduler::add_prefill_rows(double now_ms) {
+  if (fair_share_.num_pending() == 0) return;
   const int64_t num_decode_rows = plan_.num_rows;
-  int64_t num_rows = options_.max_num_batched_tokens;
+  const auto left_of = [&](int64_t num_rows) {
+    return std::max(num_rows - num_decode_rows, options_.min_prefill_rows);
+  };
+  int64_t num_left = left_of(options_.max_num_batched_tokens);
+  double num_whole_left = double(num_left);
   if (num_decode_rows > 0) {
     const int64_t within_ms =
         step_cost_.is_measured() ? step_cost_.rows_within(options_.max_step_ms) : 0;
-    num_rows = std::min(num_rows, within_ms);
+    num_whole_left = double(left_of(within_ms));
   }
-  return std::max(num_rows - num_decode_rows, options_.min_prefill_rows);
-}
-
-void Scheduler::add_prefill_rows(double now_ms) {
-  if (fair_share_.num_pending() == 0) return;
-  int64_t num_left = prefill_rows_within_budget();
   while (num_left > 0) {
     Sequence* s = next_to_prefill(now_ms);
     if (!s) break;
-    const int64_t num_rows =
+    int64_t num_rows =
         std::min({num_left, s->num_tokens() - s->num_computed_tokens, options_.max_prefill_chunk});
-    add_rows(*s, num_rows);
+    // The most of them whose work is within the budget.
+    int64_t most = num_rows;
+    num_rows = 0;
+    while (num_rows < most) {
+      const int64_t middle = most - (most - num_rows) / 2;
+      if (num_whole_rows(*s, middle) <= num_whole_left) {
+        num_rows = middle;
+      } else {
+        most = middle - 1;
+      }
+    }
+    if (num_rows == 0) break;
     num_left -= num_rows;
+    num_whole_left -= num_whole_rows(*s, num_rows);
+    add_rows(*s, num_rows);
   }
 }
 
@@ -309,7 +342,7 @@ Sequence* Scheduler::next_to_prefill(double now_ms) {
     if (may_run && (!next || goes_before(*s, *next))) next = s;
   }
   // With every slot taken the keys need not be looked at.
-  if (slots_.num_free() == 0 && totals_.num_paused_requests == 0) is_blocked_ = true;
+  if (num_free_seqs() == 0 && totals_.num_paused_requests == 0) is_blocked_ = true;
   if (is_blocked_) return next;
   if (FairShare::Key* key = fair_share_.next_waiting()) {
     Sequence* waiting = key->waiting.begin()->second;
@@ -320,14 +353,64 @@ Sequence* Scheduler::next_to_prefill(double now_ms) {
   return next;
 }
 
+// Where a sequence that is admitted begins.
+struct Scheduler::Start {
+  int64_t num_blocks = 0;  // that it needs
+  // What is there of it: blocks of a node, and perhaps a state.
+  PrefixNode* node = nullptr;
+  PrefixSnapshot* snapshot = nullptr;
+  int64_t num_node_tokens = 0;
+  int64_t num_cached_tokens = 0;  // more than the node's: the snapshot's last block counts
+  int64_t first_position = 0;
+};
+
+Scheduler::Start Scheduler::find_start(const Sequence& s) {
+  const ScheduledRequest& r = *s.request;
+  const std::span<const int32_t> tokens =
+      r.has_started ? std::span(s.tokens) : std::span(r.request.prompt_token_ids);
+  const int64_t num_tokens = int64_t(tokens.size());
+  Start start;
+  start.num_blocks = divide_up(num_tokens, options_.block_size);
+  if (!options_.prefix_caching || wants_prompt_logprobs(s)) return start;
+  const PrefixCache::Hit hit = prefix_cache_.find(r.request.cache_salt, tokens);
+  start.node = hit.node;
+  start.num_blocks -= hit.num_tokens / options_.block_size;
+  start.num_node_tokens = start.num_cached_tokens = hit.num_tokens;
+  const int64_t first_output =
+      options_.exact_replay ? num_tokens - 1 : std::min(hit.num_tokens, num_tokens - 1);
+  start.first_position =
+      std::min(hit.num_tokens,
+               first_token(options_.layer_reach, {hit.num_tokens, first_output}));
+  if (hit.snapshot && hit.num_snapshot_tokens >= start.first_position) {
+    start.snapshot = hit.snapshot;
+    start.first_position = hit.num_snapshot_tokens;
+    start.num_cached_tokens = std::max(hit.num_tokens, hit.num_snapshot_tokens);
+  }
+  return start;
+}
+
+bool Scheduler::has_room_for(const Start& start) const {
+  // Idle blocks that it takes over are not there for others.
+  const int64_t num_taken = start.node ? prefix_cache_.num_idle_blocks(*start.node) : 0;
+  return has_room_for(start.num_blocks + num_taken);
+}
+
 // Whether a sequence that needs so many blocks can be admitted.
 bool Scheduler::has_room_for(int64_t num_blocks) const {
   const int64_t headroom = running_.empty() ? 0 : headroom_blocks_;
-  return slots_.num_free() > 0 && blocks_.num_free() >= num_blocks + headroom;
+  return num_free_seqs() > 0 &&
+         blocks_.num_free() + prefix_cache_.num_evictable_blocks() >= num_blocks + headroom;
+}
+
+std::optional<BlockId> Scheduler::allocate_block() {
+  while (true) {
+    if (const std::optional<BlockId> block = blocks_.allocate()) return block;
+    if (!prefix_cache_.evict_block()) return std::nullopt;
+  }
 }
 
 // Takes slot and blocks from requests that are paused for long, if that gives room.
-bool Scheduler::reclaim_paused(int64_t num_blocks, double now_ms) {
+bool Scheduler::reclaim_paused(const Start& start, double now_ms) {
   const auto is_reclaimable = [&](const Sequence& s) {
     return s.request->is_paused && now_ms - s.request->paused_since_ms >= options_.paused_grace_ms;
   };
@@ -338,33 +421,81 @@ bool Scheduler::reclaim_paused(int64_t num_blocks, double now_ms) {
     num_found_blocks += int64_t(s->block_table.size());
   }
   const bool others_run = num_found < int64_t(running_.size());
-  const int64_t num_needed = num_blocks + (others_run ? headroom_blocks_ : 0);
-  if (num_found == 0 || blocks_.num_free() + num_found_blocks < num_needed) return false;
+  const int64_t num_needed = start.num_blocks + (others_run ? headroom_blocks_ : 0);
+  const int64_t num_there = blocks_.num_free() + prefix_cache_.num_evictable_blocks();
+  if (num_found == 0 || num_there + num_found_blocks < num_needed) return false;
+  // What is preempted leaves its blocks to the cache, so that what can be found may change.
+  const int64_t num_blocks = start.num_blocks + start.num_node_tokens / options_.block_size;
   for (size_t i = running_.size(); i-- > 0 && !has_room_for(num_blocks);) {
     if (is_reclaimable(*running_[i])) preempt(i);
   }
-  return has_room_for(num_blocks);
+  return true;
 }
 
 bool Scheduler::admit(Sequence& s, double now_ms) {
   ScheduledRequest& r = *s.request;
-  const int64_t num_known = r.has_started ? s.num_tokens() : r.num_prompt_tokens;
-  const int64_t num_blocks = divide_up(num_known, options_.block_size);
-  if (!has_room_for(num_blocks) && !reclaim_paused(num_blocks, now_ms)) return false;
+  Start start = find_start(s);
+  if (!has_room_for(start)) {
+    if (!reclaim_paused(start, now_ms)) return false;
+    start = find_start(s);
+    if (!has_room_for(start)) return false;
+  }
   if (!r.has_started) {
-    const int64_t num_reserved = num_known + std::min(r.max_tokens, kReservedTokens);
+    const int64_t num_reserved = r.num_prompt_tokens + std::min(r.max_tokens, kReservedTokens);
     s.tokens.reserve(size_t(num_reserved));
     s.tokens = r.request.prompt_token_ids;
     s.block_table.reserve(size_t(divide_up(num_reserved, options_.block_size)));
     plan_.started.push_back({r.first_sequence_id, r.request.num_choices, &r.request, r.max_tokens});
     started_.push_back(&r);
     r.has_started = true;
+    r.num_cached_tokens = r.num_counted_tokens = s.num_charged_tokens = start.num_cached_tokens;
+    totals_.num_queried_tokens += options_.prefix_caching ? r.num_prompt_tokens : 0;
+    totals_.num_cached_tokens += start.num_cached_tokens;
   }
   fair_share_.remove_waiting(s.id, r.key);
   s.slot = *slots_.allocate();
-  for (int64_t i = 0; i < num_blocks; ++i) push_back_tightly(s.block_table, *blocks_.allocate());
+  s.prefix = start.node;
+  s.num_prefix_blocks = start.num_node_tokens / options_.block_size;
+  s.num_cached_tokens = start.num_cached_tokens;
+  s.num_computed_tokens = start.first_position;
+  std::optional<BlockId> last_block;
+  // Copies come first in a plan: whose the snapshot is by then does not matter.
+  if (start.snapshot) {
+    prefix_cache_.touch(*start.snapshot);
+    plan_.state_copies.push_back({PrefixCache::slot(*start.snapshot), s.slot});
+    if (start.num_cached_tokens > start.num_node_tokens) {
+      last_block = PrefixCache::last_block(*start.snapshot);
+    }
+  }
+  if (start.node) prefix_cache_.acquire(*start.node, s.block_table);
+  for (int64_t i = 0; i < start.num_blocks; ++i) push_back_tightly(s.block_table, *allocate_block());
+  if (last_block) {
+    plan_.block_copies.push_back({*last_block, s.block_table[size_t(s.num_prefix_blocks)]});
+  }
   start_running(s, SequenceState::kPrefilling);
   return true;
+}
+
+// Log-probabilities that have not been sent need the last layer's rows of the whole prompt.
+bool Scheduler::wants_prompt_logprobs(const Sequence& s) const {
+  const ScheduledRequest& r = *s.request;
+  return r.request.sampling.prompt_logprobs && s.choice_idx == 0 &&
+         r.num_prompt_logprobs < r.num_prompt_tokens - 1;
+}
+
+// Of a sequence's next rows. The same for all rows of a prompt, so that what a layer leaves out
+// nobody misses later.
+WantedTokens Scheduler::wanted(const Sequence& s) const {
+  if (s.state == SequenceState::kDecoding || wants_prompt_logprobs(s)) return {};
+  const int64_t last = s.num_tokens() - 1;
+  return {s.num_cached_tokens, options_.exact_replay ? last : std::min(s.num_cached_tokens, last)};
+}
+
+double Scheduler::num_whole_rows(const Sequence& s, int64_t num_rows) const {
+  const WantedTokens wanted = this->wanted(s);
+  if (wanted.first_new == 0 && wanted.first_output == 0) return double(num_rows);
+  return num_whole_tokens(options_.layer_reach, wanted, s.num_computed_tokens,
+                          s.num_computed_tokens + num_rows);
 }
 
 void Scheduler::add_rows(Sequence& s, int64_t num_rows) {
@@ -381,11 +512,14 @@ void Scheduler::add_rows(Sequence& s, int64_t num_rows) {
   rows.num_rows = int32_t(num_rows);
   rows.block_table = s.block_table;
   rows.state_slot = s.slot;
+  const WantedTokens wanted = this->wanted(s);
+  rows.num_cached_tokens = wanted.first_new;
+  rows.first_output = wanted.first_output;
   if (end == s.num_tokens() && r.max_tokens > 0) {
     rows.num_samples = r.has_forked ? 1 : r.request.num_choices;
   }
   rows.num_prompt_tokens = r.num_prompt_tokens;
-  rows.prompt_logprobs = r.request.sampling.prompt_logprobs && s.choice_idx == 0 &&
+  rows.prompt_logprobs = wants_prompt_logprobs(s) &&
                          std::min(end, r.num_prompt_tokens - 1) > r.num_prompt_logprobs;
 
   const int64_t num_new = std::max<int64_t>(0, end - std::max(begin, s.num_charged_tokens));
@@ -399,6 +533,7 @@ void Scheduler::add_rows(Sequence& s, int64_t num_rows) {
   }
   s.planned_step = plan_.step_id;
   plan_.num_rows += num_rows;
+  plan_.num_whole_rows += num_whole_rows(s, num_rows);
   planned_.push_back(&s);
 }
 
@@ -422,9 +557,11 @@ void Scheduler::start_running(Sequence& s, SequenceState state) {
 void Scheduler::stop_running(Sequence& s) {
   for (const BlockId block : s.block_table) blocks_.release(block);
   s.block_table.clear();
-  slots_.release(s.slot);
+  if (s.prefix) prefix_cache_.release(*s.prefix);
+  s.prefix = nullptr;
+  if (s.slot != kNoSlot) slots_.release(s.slot);
   s.slot = kNoSlot;
-  s.num_computed_tokens = 0;
+  s.num_computed_tokens = s.num_prefix_blocks = s.num_cached_tokens = 0;
   s.state = SequenceState::kWaiting;
   ++num_waiting_sequences_;
   if (--s.request->num_running == 0) ++num_waiting_requests_;
@@ -437,6 +574,7 @@ void Scheduler::preempt(size_t running_idx) {
   MR_CHECK(s.planned_step != plan_.step_id);
   running_.erase(running_.begin() + int64_t(running_idx));
   const bool was_pending = s.state != SequenceState::kDecoding;
+  leave_as_snapshot(s);
   stop_running(s);
   ++s.num_preemptions;
   ++totals_.num_preemptions;
@@ -458,11 +596,75 @@ bool Scheduler::share_state(const Sequence& from, Sequence& to) {
     to.block_table.push_back(from.block_table[size_t(i)]);
   }
   if (has_partial) {
-    to.block_table.push_back(*blocks_.allocate());
+    to.block_table.push_back(*allocate_block());
     block_copies_.push_back({from.block_table[size_t(num_whole)], to.block_table.back()});
   }
   to.num_computed_tokens = from.num_computed_tokens;
+  to.prefix = from.prefix;
+  to.num_prefix_blocks = from.num_prefix_blocks;
   return true;
+}
+
+// --- The prefix cache ---------------------------------------------------------------------------
+
+void Scheduler::reset_prefix_cache() {
+  prefix_cache_.reset();
+  is_blocked_ = false;
+}
+
+// Makes the blocks that a sequence has filled known.
+void Scheduler::index_blocks(Sequence& s) {
+  if (!options_.prefix_caching) return;
+  const int64_t size = options_.block_size;
+  for (; (s.num_prefix_blocks + 1) * size <= s.num_computed_tokens; ++s.num_prefix_blocks) {
+    const auto tokens = std::span(s.tokens).subspan(size_t(s.num_prefix_blocks * size), size_t(size));
+    s.prefix = &prefix_cache_.insert(s.prefix, s.request->request.cache_salt, tokens,
+                                     s.block_table[size_t(s.num_prefix_blocks)]);
+  }
+}
+
+// What a hit saves against one of whole blocks: the rows behind them, and the halo before.
+double Scheduler::snapshot_value(const Sequence& s) const {
+  const int64_t begin = s.num_prefix_blocks * options_.block_size;
+  return double(s.num_computed_tokens - begin) +
+         num_whole_tokens(options_.layer_reach, {begin, begin}, 0, begin);
+}
+
+// At the end of a prompt: the sequence goes on with its own slot.
+void Scheduler::copy_to_snapshot(Sequence& s) {
+  if (!options_.prefix_caching) return;
+  const int64_t begin = s.num_prefix_blocks * options_.block_size;
+  const auto tail =
+      std::span(s.tokens).subspan(size_t(begin), size_t(s.num_computed_tokens - begin));
+  const std::string& salt = s.request->request.cache_salt;
+  if (!prefix_cache_.prepare_snapshot(s.prefix, salt, tail)) return;
+  std::optional<BlockId> last_block;
+  if (!tail.empty()) {
+    if (!has_room_for(1)) return;
+    last_block = allocate_block();
+    block_copies_.push_back({s.block_table[size_t(s.num_prefix_blocks)], *last_block});
+  }
+  const StateSlot slot = *slots_.allocate();
+  state_copies_.push_back({s.slot, slot});
+  prefix_cache_.add_snapshot(s.prefix, salt, tail, last_block, slot, snapshot_value(s));
+}
+
+// When a sequence gives up what it holds: slot and last block stay as they are.
+void Scheduler::leave_as_snapshot(Sequence& s) {
+  if (!options_.prefix_caching || s.state != SequenceState::kDecoding || !s.is_keepable) return;
+  const int64_t begin = s.num_prefix_blocks * options_.block_size;
+  const auto tail =
+      std::span(s.tokens).subspan(size_t(begin), size_t(s.num_computed_tokens - begin));
+  const std::string& salt = s.request->request.cache_salt;
+  if (!prefix_cache_.prepare_snapshot(s.prefix, salt, tail)) return;
+  std::optional<BlockId> last_block;
+  if (!tail.empty()) {
+    const auto last = s.block_table.begin() + s.num_prefix_blocks;
+    last_block = *last;
+    s.block_table.erase(last);
+  }
+  prefix_cache_.add_snapshot(s.prefix, salt, tail, last_block, s.slot, snapshot_value(s));
+  s.slot = kNoSlot;
 }
 
 // --- What callers ask ---------------------------------------------------------------------------
@@ -495,9 +697,13 @@ SchedulerStats Scheduler::stats() const {
   stats.num_running_requests = int64_t(requests_.size()) - num_waiting_requests_;
   stats.num_waiting_sequences = num_waiting_sequences_;
   stats.num_blocks = blocks_.num_blocks();
-  stats.num_free_blocks = blocks_.num_free();
+  stats.num_free_blocks = blocks_.num_free() + prefix_cache_.num_evictable_blocks();
+  stats.num_cached_blocks = prefix_cache_.num_evictable_blocks();
+  stats.num_snapshots = prefix_cache_.num_snapshots();
   stats.block_size = options_.block_size;
-  stats.bookkeeping_bytes = (blocks_.num_blocks() - blocks_.num_free()) * BlockPool::kBytesPerBlock;
+  stats.bookkeeping_bytes =
+      (blocks_.num_blocks() - blocks_.num_free()) * BlockPool::kBytesPerBlock +
+      prefix_cache_.bookkeeping_bytes();
   for (const Sequence* s : running_) {
     ++(s->state == SequenceState::kDecoding ? stats.num_decoding_sequences
                                             : stats.num_prefilling_sequences);

@@ -14,7 +14,9 @@
 
 #include "base/status.h"
 #include "kvcache/block_pool.h"
+#include "kvcache/prefix_cache.h"
 #include "kvcache/slot_pool.h"
+#include "model_config/needed_tokens.h"
 #include "request/request.h"
 #include "request/step.h"
 #include "scheduler/fair_share.h"
@@ -45,6 +47,13 @@ struct SchedulerOptions {
   std::optional<int64_t> admission_headroom_blocks;
   // A request that is paused keeps its blocks and slots so long against those that wait for them.
   double paused_grace_ms = 1000;
+
+  // What has been computed is found again by requests that begin alike.
+  bool prefix_caching = false;
+  int64_t max_num_snapshots = 0;  // states that are kept to continue from, in slots of their own
+  // Layers leave out the rows of a prompt that nothing depends on.
+  bool exact_replay = false;
+  LayerReach layer_reach;  // of the model; both of them need it
 };
 
 inline constexpr int64_t kMaxNumSeqs = 4096;
@@ -60,13 +69,14 @@ Status check_request(const Request& request, int64_t vocab_size, int64_t max_mod
 // milliseconds from any origin and never go back.
 //
 // What holds between calls (check_invariants() looks):
-//   * every block is free or in use, and in use exactly as often as block tables name it
+//   * every block is free or in use, and in use exactly as often as block tables and the prefix
+//     cache name it
 //   * a sequence that runs has a slot of its own and blocks for all its computed tokens; one that
 //     waits has neither
 //   * nothing is ever lost: every choice of an accepted request gets exactly one last event
 //
 // Allocates nothing in a step in which sequences only decode, but for token lists that outgrow
-// their room (by half of it) and for log-probabilities. Takes time linear in what runs and, while a
+// their room (by an eighth of it) and for log-probabilities. Takes time linear in what runs and, while a
 // slot is free, in the number of fairness keys for each admission that is tried.
 //
 // Threading: not thread-safe; one owner.
@@ -93,6 +103,8 @@ class Scheduler {
   void on_cancel(RequestHandle handle);
   // While its reader is slow, a request is in no plan.
   void set_paused(RequestHandle handle, bool paused, double now_ms);
+  // From now on nothing is found of what was computed before.
+  void reset_prefix_cache();
 
   // What to run now. Valid until commit(), which must follow, also when the plan is empty.
   const StepPlan& plan(double now_ms);
@@ -135,15 +147,25 @@ class Scheduler {
   // Planning.
   void add_decode_rows();
   void add_prefill_rows(double now_ms);
-  int64_t prefill_rows_within_budget() const;
   Sequence* next_to_prefill(double now_ms);
   bool admit(Sequence& sequence, double now_ms);
   void add_rows(Sequence& sequence, int64_t num_rows);
+  bool wants_prompt_logprobs(const Sequence& sequence) const;
+  WantedTokens wanted(const Sequence& sequence) const;
+  double num_whole_rows(const Sequence& sequence, int64_t num_rows) const;
   bool goes_before(const Sequence& a, const Sequence& b) const;
 
   // Slots and blocks.
+  struct Start;
+  Start find_start(const Sequence& sequence);
+  bool has_room_for(const Start& start) const;
   bool has_room_for(int64_t num_blocks) const;
-  bool reclaim_paused(int64_t num_blocks, double now_ms);
+  std::optional<BlockId> allocate_block();
+  void copy_to_snapshot(Sequence& sequence);
+  void leave_as_snapshot(Sequence& sequence);
+  double snapshot_value(const Sequence& sequence) const;
+  bool reclaim_paused(const Start& start, double now_ms);
+  int64_t num_free_seqs() const { return options_.max_num_seqs - int64_t(running_.size()); }
   size_t victim_idx() const;
   void preempt(size_t running_idx);
   void start_running(Sequence& sequence, SequenceState state);
@@ -156,6 +178,7 @@ class Scheduler {
   void count_prompt_tokens(ScheduledRequest& request, int64_t num_computed_tokens);
   void take_prompt_logprobs(const PlannedRows& rows, Sequence& sequence, RowsResult& result,
                             StreamEvent& event);
+  void index_blocks(Sequence& sequence);
   void finish_prefill(Sequence& sequence);
   void commit_first_samples(Sequence& first, RowsResult& result, StreamEvent& event,
                             const EventSink& sink);
@@ -173,7 +196,8 @@ class Scheduler {
   int64_t headroom_blocks_;
 
   BlockPool blocks_;
-  SlotPool slots_;
+  SlotPool slots_;  // of what runs and of snapshots
+  PrefixCache prefix_cache_;
   FairShare fair_share_;
   StepCost step_cost_;
 

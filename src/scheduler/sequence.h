@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "kvcache/prefix_cache.h"
 #include "request/request.h"
 #include "request/step.h"
 #include "scheduler/fair_share.h"
@@ -40,8 +41,14 @@ struct Sequence {
   int64_t num_charged_tokens = 0;   // planned at least once: nobody pays twice
   int64_t num_reported_tokens = 0;  // of the prompt, in events
   std::vector<BlockId> block_table;
+  // While it runs: its first blocks are those of this node of the prefix cache, and so many of its
+  // tokens were in blocks when it was admitted.
+  PrefixNode* prefix = nullptr;
+  int64_t num_prefix_blocks = 0;
+  int64_t num_cached_tokens = 0;
   StateSlot slot = kNoSlot;
   int32_t num_preemptions = 0;
+  bool is_keepable = true;  // slot and blocks hold what its computed tokens give, and no error
   int64_t planned_step = -1;  // step_id of the last plan with rows of it
 
   std::optional<StopRules> stop_rules;  // none: max_tokens is 0
@@ -56,6 +63,7 @@ struct ScheduledRequest {
   FairShare::Key* key = nullptr;
   int32_t priority = 0;  // clamped
   int64_t num_prompt_tokens = 0;
+  int64_t num_cached_tokens = 0;  // of the prompt, when it was admitted first
   int64_t max_tokens = 0;  // of each choice, what the context allows included
   double deadline_ms = std::numeric_limits<double>::infinity();
   SequenceId first_sequence_id = 0;
@@ -72,9 +80,9 @@ struct ScheduledRequest {
   std::optional<FinishReason> ending;  // kAbort or kTimeout, when the step that runs is over
 };
 
-// Grows by half: at most 6 bytes for a token id, and few copies.
+// Grows by an eighth: hardly more than 4.5 bytes for a token id, and eight copies of it in all.
 inline void push_back_tightly(std::vector<int32_t>& list, int32_t value) {
-  if (list.size() == list.capacity()) list.reserve(list.size() + list.size() / 2 + 1);
+  if (list.size() == list.capacity()) list.reserve(list.size() + list.size() / 8 + 8);
   list.push_back(value);
 }
 

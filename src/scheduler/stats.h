@@ -13,7 +13,9 @@ struct SchedulerStats {
   int64_t num_decoding_sequences = 0;
   int64_t num_paused_requests = 0;
   int64_t num_blocks = 0;
-  int64_t num_free_blocks = 0;
+  int64_t num_free_blocks = 0;    // what is only cached is free
+  int64_t num_cached_blocks = 0;  // of the free ones
+  int64_t num_snapshots = 0;
   int64_t block_size = 0;         // tokens
   int64_t bookkeeping_bytes = 0;  // tokens, block tables and pool entries of what is running
 
@@ -25,6 +27,8 @@ struct SchedulerStats {
   int64_t num_recomputed_rows = 0;  // of the prefill rows: paid for a second time
   int64_t num_preemptions = 0;
   int64_t num_finished_requests = 0;
+  int64_t num_queried_tokens = 0;  // of prompts, looked up in the prefix cache
+  int64_t num_cached_tokens = 0;   // of these, found
   int64_t num_prompt_tokens = 0;  // computed; those of a prompt once, however many its choices
   int64_t num_output_tokens = 0;  // of all choices
 };

@@ -22,9 +22,9 @@ T median(std::array<T, StepCost::kNumKept> values, int num) {
 
 }  // namespace
 
-void StepCost::add(int64_t num_rows, double elapsed_ms) {
-  MR_CHECK_OP(num_rows, >, 0);
-  if (!(elapsed_ms >= 0) || std::isinf(elapsed_ms)) return;  // no measurement
+void StepCost::add(double num_rows, double elapsed_ms) {
+  MR_CHECK(num_rows >= 0);
+  if (num_rows < 1 || !(elapsed_ms >= 0) || std::isinf(elapsed_ms)) return;  // no measurement
   ++num_steps_;
   const int idx = std::min(int(std::bit_width(uint64_t(num_rows))) - 1, kNumSizes - 1);
   Size& size = sizes_[size_t(idx)];
@@ -45,16 +45,15 @@ void StepCost::rebuild() {
   num_points_ = 0;
   for (const Size& size : sizes_) {
     if (size.num < std::max(1, std::min(most_kept, kMinKept))) continue;
-    Point point = {double(median(size.rows, size.num)), median(size.ms, size.num)};
+    Point point = {median(size.rows, size.num), median(size.ms, size.num)};
     // More rows never take less time; where measurements say so, one of them is wrong.
     if (num_points_ > 0) point.ms = std::max(point.ms, points_[size_t(num_points_ - 1)].ms);
     points_[size_t(num_points_++)] = point;
   }
 }
 
-double StepCost::estimate_ms(int64_t num_rows) const {
+double StepCost::estimate_ms(double rows) const {
   if (num_points_ == 0) return 0;
-  const double rows = double(num_rows);
   if (rows <= points_[0].rows) return points_[0].ms;
   for (int i = 1; i < num_points_; ++i) {
     const Point& a = points_[size_t(i - 1)];
@@ -71,7 +70,7 @@ int64_t StepCost::rows_within(double budget_ms) const {
   int64_t high = int64_t(2 * points_[size_t(num_points_ - 1)].rows);
   while (low < high) {  // estimate_ms(low) is within the budget, or low is 0
     const int64_t middle = low + (high - low + 1) / 2;
-    if (estimate_ms(middle) <= budget_ms) {
+    if (estimate_ms(double(middle)) <= budget_ms) {
       low = middle;
     } else {
       high = middle - 1;

@@ -25,17 +25,18 @@ class StepCost {
   static constexpr int kMinKept = 3;
   static constexpr int64_t kMaxAge = 256;
 
-  void add(int64_t num_rows, double elapsed_ms);
+  // Rows may be fractions: those that do not go through every layer count by the layers they do.
+  void add(double num_rows, double elapsed_ms);
 
   bool is_measured() const { return num_points_ > 0; }
-  double estimate_ms(int64_t num_rows) const;  // 0 before the first measurement
+  double estimate_ms(double num_rows) const;  // 0 before the first measurement
   // The most rows that are expected to take at most `budget_ms`; 0: not even one. Requires:
   // is_measured().
   int64_t rows_within(double budget_ms) const;
 
  private:
   struct Size {
-    std::array<int64_t, kNumKept> rows{};
+    std::array<double, kNumKept> rows{};
     std::array<double, kNumKept> ms{};
     int num = 0;  // kept, the oldest at `num_added` mod kNumKept when full
     int64_t num_added = 0;

@@ -32,6 +32,14 @@ class TestDriver {
     o.max_step_ms = 1 + pick(60);
     o.paused_grace_ms = pick(3) * 20;
     if (pick(2)) o.admission_headroom_blocks = pick(4);
+    o.prefix_caching = pick(4) > 0;
+    o.exact_replay = pick(2);
+    o.max_num_snapshots = pick(5);
+    o.layer_reach.num_layers = 1 + pick(6);
+    o.layer_reach.sliding_window = 1 + pick(6);
+    for (int32_t l = 0; l < o.layer_reach.num_layers; ++l) {
+      if (pick(3) == 0) o.layer_reach.kv_source_layer_ids.push_back(l);
+    }
     return o;
   }
 
@@ -40,7 +48,9 @@ class TestDriver {
         pick_(std::move(pick)),
         vocabulary_(kVocabSize),
         scheduler_(options, vocabulary_.tokens()),
-        executor_(options.num_blocks, options.block_size, options.max_num_seqs, kVocabSize) {
+        executor_(options.num_blocks, options.block_size, 
+                  options.max_num_seqs + options.max_num_snapshots, kVocabSize) {
+    executor_.layer_reach = options.layer_reach;
     executor_.fixed_ms = pick_(20);
     executor_.row_ms = 0.25 * (1 + pick_(8));
     executor_.sample_fails = [this](SequenceId id, int64_t position) {
@@ -63,6 +73,7 @@ class TestDriver {
       pause();
     } else if (kind < 6) {
       now_ms_ += 10 * pick_(8);
+      if (pick_(64) == 0) scheduler_.reset_prefix_cache();
     } else if (is_planned_) {
       commit(/*abandon=*/pick_(16) == 0);
     } else {
@@ -126,9 +137,14 @@ class TestDriver {
     r.sampling.temperature = 0;
     r.sampling.ignore_eos = pick_(2);
     const int64_t num_prompt_tokens = pick_(4) ? 1 + pick_(12) : pick_(60);
+    // Many begin alike.
+    const uint32_t beginning = pick_(6);
+    const int64_t num_alike = beginning > 3 ? 0 : pick_(60);
     for (int64_t i = 0; i < num_prompt_tokens; ++i) {
-      r.prompt_token_ids.push_back(int32_t(pick_(kVocabSize)));
+      r.prompt_token_ids.push_back(i < num_alike ? int32_t((7 * i + 3 * beginning) % kVocabSize)
+                                                 : int32_t(pick_(kVocabSize)));
     }
+    if (pick_(4) == 0) r.cache_salt = "salt";
     if (pick_(4)) r.sampling.max_tokens = pick_(20);
     if (pick_(4) == 0) r.sampling.prompt_logprobs = 0;
     if (pick_(4) == 0) r.sampling.stop = {std::string(1, char('a' + pick_(26)))};
@@ -190,9 +206,10 @@ class TestDriver {
       MR_CHECK_OP(rows.num_rows, <=, std::max<int64_t>(1, options_.max_prefill_chunk));
     }
     // The cost is linear, so the budget is kept in truth and not only by the estimate.
-    if (num_decode > 0 && num_prefill > options_.min_prefill_rows) {
-      MR_CHECK(scheduler_.step_cost().estimate_ms(plan_->num_rows) <= options_.max_step_ms);
-      const double truth = executor_.fixed_ms + executor_.row_ms * double(plan_->num_rows);
+    const double num_whole = plan_->num_whole_rows;
+    if (num_decode > 0 && num_whole - double(num_decode) > double(options_.min_prefill_rows)) {
+      MR_CHECK(scheduler_.step_cost().estimate_ms(num_whole) <= options_.max_step_ms);
+      const double truth = executor_.fixed_ms + executor_.row_ms * num_whole;
       MR_CHECK(truth <= options_.max_step_ms + 1e-9);
     }
     check_order();

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "model_config/needed_tokens.h"
 #include "request/step.h"
 #include "scheduler/stop_rules.h"
 
@@ -50,6 +51,8 @@ class TestExecutor {
         blocks_(size_t(num_blocks * block_size)),
         slots_(size_t(num_slots)) {}
 
+  // How far the layers of what it plays look back. No layers: each token needs all before it.
+  LayerReach layer_reach;
   double fixed_ms = 10;
   double row_ms = 1;
   // Whether sampling for this choice at this position fails, and whether all these rows do.
@@ -74,28 +77,61 @@ class TestExecutor {
       for (int64_t i = 0; i < block_size_; ++i) cell(copy.to, i) = cell(copy.from, i);
     }
     result_.abandoned = abandon;
-    result_.elapsed_ms = fixed_ms + row_ms * double(plan.num_rows);
+    result_.elapsed_ms = fixed_ms + row_ms * plan.num_whole_rows;
     if (result_.rows.size() < plan.rows.size()) result_.rows.resize(plan.rows.size());
     if (abandon) return result_;
     int64_t num_rows = 0;
+    double num_whole_rows = 0;
     for (size_t i = 0; i < plan.rows.size(); ++i) {
       run_rows(plan.rows[i], result_.rows[i]);
       num_rows += plan.rows[i].num_rows;
+      num_whole_rows += whole_rows(plan.rows[i]);
     }
     MR_CHECK_OP(num_rows, ==, plan.num_rows);
+    MR_CHECK(std::abs(num_whole_rows - plan.num_whole_rows) < 1e-6);
     return result_;
   }
 
   size_t num_samplers() const { return samplers_.size(); }
 
  private:
+  // The state behind `num_tokens` tokens: of each layer, its keys from a token on.
   struct Slot {
     uint64_t hash = 0;
     int64_t num_tokens = 0;
+    std::vector<int64_t> first_key;
   };
+
+  double whole_rows(const PlannedRows& rows) const {
+    const int64_t end = rows.first_position + rows.num_rows;
+    const WantedTokens wanted{rows.num_cached_tokens, rows.first_output};
+    return num_whole_tokens(layer_reach, wanted, rows.first_position, end);
+  }
 
   uint64_t& cell(BlockId block, int64_t offset) {
     return blocks_[size_t(block * block_size_ + offset)];
+  }
+
+  // Every layer that computes a token has the keys of its window.
+  void extend(Slot& slot, bool goes_on, const PlannedRows& rows) {
+    const size_t num_layers = size_t(layer_reach.num_layers);
+    if (num_layers == 0) return MR_CHECK(goes_on || rows.first_position == 0);
+    const int64_t end = rows.first_position + rows.num_rows;
+    std::vector<int64_t> first(num_layers + 1);
+    first_tokens(layer_reach, {rows.num_cached_tokens, rows.first_output}, first);
+    slot.first_key.resize(num_layers);
+    for (size_t l = 0; l < num_layers; ++l) {
+      int64_t& first_key = slot.first_key[l];
+      const int64_t first_row = std::max(rows.first_position, first[l]);
+      if (!goes_on || first_row > rows.first_position) first_key = std::min(first_row, end);
+      // What goes on to the next layer; whatever the last one makes of it, from first_output on.
+      const int64_t first_query = std::max(rows.first_position, first[l + 1]);
+      if (first_query >= end) continue;
+      if (first_key > std::max<int64_t>(0, first_query - (layer_reach.sliding_window - 1)))
+        std::fprintf(stderr, "seq %ld rows %ld+%d cached %ld out %ld ntok %zu layer %zu/%zu w %ld goes %d slot.num %ld first[l]=%ld first_query %ld\n", long(rows.sequence_id), long(rows.first_position), rows.num_rows, long(rows.num_cached_tokens), long(rows.first_output), rows.tokens.size(), l, num_layers, long(layer_reach.sliding_window), goes_on, long(slot.num_tokens), long(first[l]), long(first_query));
+      MR_CHECK_OP(first_key, <=,
+                  std::max<int64_t>(0, first_query - (layer_reach.sliding_window - 1)));
+    }
   }
 
   void run_rows(const PlannedRows& rows, RowsResult& result) {
@@ -106,21 +142,23 @@ class TestExecutor {
     const auto at = [&](int64_t position) -> uint64_t& {
       return cell(rows.block_table[size_t(position / block_size_)], position % block_size_);
     };
-    uint64_t hash = 1;
-    for (int64_t p = 0; p < rows.first_position; ++p) {
+    // Compressed rows of what comes before, and of what is cached, are there; the rest is written.
+    uint64_t hash = 1, hash_before = 1;
+    for (int64_t p = 0; p < end; ++p) {
+      if (p == rows.first_position) hash_before = hash;
       hash = mix_hash(hash, uint64_t(rows.tokens[size_t(p)]));
-      MR_CHECK(at(p) == hash);
+      if (p < std::max(rows.first_position, rows.num_cached_tokens)) {
+        MR_CHECK(at(p) == hash);
+      } else {
+        at(p) = hash;
+      }
     }
     Slot& slot = slots_[size_t(rows.state_slot)];
-    if (rows.first_position > 0) {
-      MR_CHECK_OP(slot.num_tokens, ==, rows.first_position);
-      MR_CHECK(slot.hash == hash);
-    }
-    for (int64_t p = rows.first_position; p < end; ++p) {
-      hash = mix_hash(hash, uint64_t(rows.tokens[size_t(p)]));
-      at(p) = hash;
-    }
-    slot = {hash, end};
+    const bool goes_on = rows.first_position > 0 && slot.num_tokens == rows.first_position &&
+                         slot.hash == hash_before;
+    extend(slot, goes_on, rows);
+    slot.hash = hash;
+    slot.num_tokens = end;
 
     result.error.reset();
     if (rows_fail && rows_fail(rows)) {
@@ -190,7 +228,7 @@ struct Recorder {
     Output output;
     std::vector<TokenLogprobs> prompt_logprobs;
     std::optional<Error> error;
-    int64_t num_computed_tokens = 0;
+    int64_t num_computed_tokens = 0, num_cached_tokens = 0;
     int64_t num_events = 0;
 
     void take(StreamEvent& event) {
@@ -200,6 +238,7 @@ struct Recorder {
       MR_CHECK_OP(event.num_settled_bytes, >=, output.num_settled_bytes);
       MR_CHECK_OP(event.num_computed_tokens, >=, num_computed_tokens);
       num_computed_tokens = event.num_computed_tokens;
+      num_cached_tokens = event.num_cached_tokens;
       output.num_settled_bytes = event.num_settled_bytes;
       output.finish_reason = event.finish_reason;
       error = event.error;
