@@ -33,6 +33,11 @@ struct EngineOptions {
   // Tokens, rounded up to whole compressed rows; none: kDefaultBlockSize.
   std::optional<int64_t> block_size;
   std::optional<int64_t> num_blocks;      // of the cache, whatever the bytes; none: what fits
+  // What has been computed is found again by requests that begin alike (docs/prefix-cache.md).
+  bool prefix_caching = false;
+  std::optional<int64_t> max_num_snapshots;  // none: MemoryWish
+  // Layers leave out the rows of a prompt that nothing depends on. The answers are the same.
+  bool exact_replay = true;
 
   // Answers come from this file (docs/scripted-engine.md) instead of from a model: of the directory
   // only config.json is read. Empty: they come from the model.

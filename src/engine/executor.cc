@@ -46,6 +46,8 @@ void Executor::make_segments(const StepPlan& plan) {
                          .first_position = rows.first_position,
                          .block_table = rows.block_table,
                          .slot = rows.state_slot,
+                         .num_cached_tokens = rows.num_cached_tokens,
+                         .first_output = rows.first_output,
                          .logits = rows.prompt_logprobs   ? LogitsFor::kAll
                                    : rows.num_samples > 0 ? LogitsFor::kLast
                                                           : LogitsFor::kNone});

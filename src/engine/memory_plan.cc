@@ -62,9 +62,15 @@ Result<MemoryPlan> plan_memory(const KvLayout& layout, const MachineMemory& mach
   };
 
   MemoryPlan plan;
-  plan.num_slots = std::clamp<int64_t>(kv_bytes / 2 / std::max<int64_t>(layout.slot_bytes, 1), 1,
-                                       wish.max_num_seqs);
-  const int64_t for_blocks = kv_bytes - plan.num_slots * layout.slot_bytes;
+  const auto slots_in = [&](int64_t bytes) {
+    return bytes / std::max<int64_t>(layout.slot_bytes, 1);
+  };
+  plan.num_slots = std::clamp<int64_t>(slots_in(kv_bytes / 2), 1, wish.max_num_seqs);
+  plan.num_snapshots = wish.max_num_snapshots.value_or(
+      std::min({std::max(slots_in(kv_bytes / 10), kLeastSnapshots), slots_in(kv_bytes / 4),
+                kMostSnapshots}));
+  const int64_t for_blocks =
+      kv_bytes - (plan.num_slots + plan.num_snapshots) * layout.slot_bytes;
   const int64_t fitting = std::max<int64_t>(0, for_blocks) / std::max<int64_t>(layout.block_bytes, 1);
   plan.num_blocks =
       wish.num_blocks.value_or(std::min(fitting, plan.num_slots * blocks_for(longest)));

@@ -16,7 +16,11 @@ struct MemoryWish {
   std::optional<int64_t> num_blocks;     // whatever the bytes
   std::optional<int64_t> max_model_len;  // none: the longest that fits, up to the checkpoint's
   int64_t max_num_seqs = 0;
+  // States that are kept to continue from, each in a slot; none: a tenth of the bytes or
+  // kLeastSnapshots, whichever is more, but at most a quarter of the bytes and kMostSnapshots.
+  std::optional<int64_t> max_num_snapshots;
 };
+inline constexpr int64_t kLeastSnapshots = 256, kMostSnapshots = 4096;
 
 struct MachineMemory {
   int64_t limit_bytes = 0;    // RAM, or what the cgroup allows
@@ -40,7 +44,8 @@ Result<int64_t> plan_expert_cache(const ExpertSizes& sizes, const MachineMemory&
                                   std::optional<int64_t> wish, std::optional<int64_t> kv_bytes);
 
 struct MemoryPlan {
-  int64_t num_slots = 0;
+  int64_t num_slots = 0;  // of sequences
+  int64_t num_snapshots = 0;
   int64_t num_blocks = 0;
   int64_t max_model_len = 0;
 };

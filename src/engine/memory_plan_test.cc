@@ -71,41 +71,44 @@ TEST(ExpertCachePlan, AWishIsGrantedIfItCanWorkAndFits) {
 }
 
 TEST(MemoryPlan, TheCacheGetsWhatTheWeightsLeave) {
-  const MemoryPlan some = plan({64 * kGiB, 20 * kGiB, kGiB}, {{}, {}, {}, 64});
+  const MemoryPlan some = plan({64 * kGiB, 20 * kGiB, kGiB}, {{}, {}, {}, 64, {}});
   EXPECT_EQ(some.num_slots, 64);
-  const double bytes = double(some.num_slots * layout().slot_bytes +
+  EXPECT_EQ(some.num_snapshots, int64_t(36.6 * 0.1 * double(kGiB)) / layout().slot_bytes);
+  const double bytes = double((some.num_slots + some.num_snapshots) * layout().slot_bytes +
                               some.num_blocks * layout().block_bytes);
   EXPECT_NEAR(bytes / double(kGiB), 64 * 0.9 - 21, 0.01);
   EXPECT_EQ(some.max_model_len, 1 << 20);
 }
 
 TEST(MemoryPlan, ACheckpointLargerThanMemoryLeavesATenth) {
-  const MemoryPlan some = plan({24 * kGiB, 475 * kGiB, kGiB}, {{}, {}, {}, 64});
-  const double bytes = double(some.num_slots * layout().slot_bytes +
+  const MemoryPlan some = plan({24 * kGiB, 475 * kGiB, kGiB}, {{}, {}, {}, 64, {}});
+  EXPECT_EQ(some.num_snapshots, int64_t(2.4 * 0.25 * double(kGiB)) / layout().slot_bytes);
+  const double bytes = double((some.num_slots + some.num_snapshots) * layout().slot_bytes +
                               some.num_blocks * layout().block_bytes);
   EXPECT_NEAR(bytes / double(kGiB), 2.4, 0.01);
 }
 
 TEST(MemoryPlan, NoMoreBlocksThanAllSequencesCanFill) {
-  const MemoryPlan some = plan({64 * kGiB, 0, 0}, {{}, {}, 1000, 4});
+  const MemoryPlan some = plan({64 * kGiB, 0, 0}, {{}, {}, 1000, 4, {}});
   EXPECT_EQ(some.num_blocks, 4 * 8);
   EXPECT_EQ(some.max_model_len, 1000);
 }
 
 TEST(MemoryPlan, LittleMemoryMeansFewerAndShorterSequences) {
-  const MemoryPlan some = plan({kGiB, 0, 0}, {10'000'000, {}, {}, 256});
+  const MemoryPlan some = plan({kGiB, 0, 0}, {10'000'000, {}, {}, 256, {}});
   EXPECT_EQ(some.num_slots, 1);
+  EXPECT_EQ(some.num_snapshots, 0);
   EXPECT_EQ(some.num_blocks, 7'000'000 / layout().block_bytes);
   EXPECT_EQ(some.max_model_len, some.num_blocks * 128);
 }
 
 TEST(MemoryPlan, AnExplicitLengthThatDoesNotFitIsRefusedWithTheNumbers) {
   const Result<MemoryPlan> refused =
-      plan_memory(layout(), {kGiB, 500, 0}, {10'000'000, {}, 100'000, 16}, 1 << 20);
+      plan_memory(layout(), {kGiB, 500, 0}, {10'000'000, {}, 100'000, 16, {}}, 1 << 20);
   ASSERT_FALSE(refused.has_value());
   EXPECT_THAT(refused.error().message, HasSubstr("a sequence of 100000 tokens needs 92085440 bytes"));
   EXPECT_THAT(refused.error().message, HasSubstr("found 10000000 for the cache"));
-  EXPECT_FALSE(plan_memory(layout(), {kGiB, 0, 0}, {1000, {}, {}, 16}, 1 << 20).has_value());
+  EXPECT_FALSE(plan_memory(layout(), {kGiB, 0, 0}, {1000, {}, {}, 16, {}}, 1 << 20).has_value());
 }
 
 }  // namespace

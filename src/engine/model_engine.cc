@@ -83,10 +83,11 @@ Result<std::unique_ptr<Engine>> ModelEngine::open(const EngineOptions& options, 
       memory_limit_bytes(), mapped_bytes(model->checkpoint()) - model->cached_file_bytes(),
       anonymous_bytes() + model->experts().reads().cache_bytes};
   const MemoryWish wish{options.kv_bytes, options.num_blocks, options.max_model_len,
-                        options.max_num_seqs};
+                        options.max_num_seqs,
+                        options.prefix_caching ? options.max_num_snapshots : 0};
   ASSIGN_OR_RETURN(const MemoryPlan plan,
                    plan_memory(layout, machine, wish, config.max_position_embeddings));
-  ASSIGN_OR_RETURN(KvStore store, KvStore::create(layout, plan.num_blocks, plan.num_slots));
+  ASSIGN_OR_RETURN(KvStore store, KvStore::create(layout, plan.num_blocks, plan.num_slots + plan.num_snapshots));
 
   SchedulerOptions scheduling;
   scheduling.max_num_seqs = plan.num_slots;
@@ -98,6 +99,10 @@ Result<std::unique_ptr<Engine>> ModelEngine::open(const EngineOptions& options, 
   scheduling.max_model_len = plan.max_model_len;
   scheduling.num_blocks = plan.num_blocks;
   scheduling.block_size = layout.block_size;
+  scheduling.prefix_caching = options.prefix_caching;
+  scheduling.max_num_snapshots = plan.num_snapshots;
+  scheduling.exact_replay = options.exact_replay;
+  scheduling.layer_reach = model->model().reach;
   RETURN_IF_ERROR(validate(scheduling));
 
   std::function<void(const std::string&)> on_warning = options.on_warning;

@@ -424,7 +424,9 @@ TEST_F(EngineTest, WhoTakesTheLastEventWithoutBeingToldFindsItsStepsCounted) {
 
 TEST_F(EngineTest, CountsTheTokensThatEachExpertIsGiven) {
   constexpr int64_t kExpertsPerToken = 2;
-  const std::unique_ptr<Engine> engine = open(options());
+  EngineOptions whole = options();
+  whole.exact_replay = false;
+  std::unique_ptr<Engine> engine = open(whole);
   const auto sums = [&] {
     const ExpertLoad load = engine->expert_load();
     std::vector<int64_t> sums(size_t(load.num_layers), 0);
@@ -438,6 +440,12 @@ TEST_F(EngineTest, CountsTheTokensThatEachExpertIsGiven) {
   EXPECT_THAT(sums(), Each(0));
   (void)engine->generate(greedy(long_prompt(), 4)).value();  // its last token is not computed
   EXPECT_THAT(sums(), Each((45 + 3) * kExpertsPerToken));
+
+  // Of a prompt, the last layer is given the last token only.
+  engine = open(options());
+  (void)engine->generate(greedy(long_prompt(), 4)).value();
+  EXPECT_EQ(sums().front(), (45 + 3) * kExpertsPerToken);
+  EXPECT_EQ(sums().back(), (1 + 3) * kExpertsPerToken);
 }
 
 TEST_F(EngineTest, ItsWatchdogWarnsOfAStepThatTakesTooLong) {

@@ -48,6 +48,10 @@ void Recorder::pause(RequestHandle handle, bool is_paused, double now_ms) {
   if (file_) append(RecordedPause{handle, is_paused, now_ms});
 }
 
+void Recorder::reset() {
+  if (file_) append(RecordedReset{});
+}
+
 void Recorder::plan(const StepPlan& plan, double now_ms) {
   if (!file_) return;
   RecordedPlan record{plan.step_id, now_ms, {}, placement_digest(plan)};

@@ -34,6 +34,7 @@ class Recorder {
   void arrival(RequestHandle handle, const Request& request, double now_ms);
   void cancel(RequestHandle handle);
   void pause(RequestHandle handle, bool is_paused, double now_ms);
+  void reset();
   // ... behind plan(), ...
   void plan(const StepPlan& plan, double now_ms);
   // ... before commit(), which takes things away, ...

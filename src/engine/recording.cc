@@ -44,6 +44,13 @@ void members(Io& io, typename Io::template Of<ModelIdentity> model) {
 }
 
 template <class Io>
+void members(Io& io, typename Io::template Of<LayerReach> reach) {
+  io.member("num_layers", reach.num_layers);
+  io.member("sliding_window", reach.sliding_window);
+  io.member("kv_source_layer_ids", reach.kv_source_layer_ids);
+}
+
+template <class Io>
 void members(Io& io, typename Io::template Of<SchedulerOptions> options) {
   io.member("max_num_seqs", options.max_num_seqs);
   io.member("max_num_batched_tokens", options.max_num_batched_tokens);
@@ -56,6 +63,10 @@ void members(Io& io, typename Io::template Of<SchedulerOptions> options) {
   io.member("block_size", options.block_size);
   io.member("admission_headroom_blocks", options.admission_headroom_blocks);
   io.member("paused_grace_ms", options.paused_grace_ms);
+  io.member("prefix_caching", options.prefix_caching);
+  io.member("max_num_snapshots", options.max_num_snapshots);
+  io.member("exact_replay", options.exact_replay);
+  io.member("layer_reach", options.layer_reach);
 }
 
 template <class Io>
@@ -112,6 +123,7 @@ void members(Io& io, typename Io::template Of<Request> request) {
   io.member("num_choices", request.num_choices);
   io.member("priority", request.priority);
   io.member("fairness_key", request.fairness_key);
+  io.member("cache_salt", request.cache_salt);
   io.member("timeout_ms", request.timeout_ms);
 }
 
@@ -133,6 +145,9 @@ void members(Io& io, typename Io::template Of<RecordedPause> pause) {
   io.member("is_paused", pause.is_paused);
   io.member("now_ms", pause.now_ms);
 }
+
+template <class Io>
+void members(Io&, typename Io::template Of<RecordedReset>) {}
 
 template <class Io>
 void members(Io& io, typename Io::template Of<RecordedPlan> plan) {
@@ -170,7 +185,7 @@ template <class Io>
 void members(Io&, typename Io::template Of<RecordingEnd>) {}
 
 // By the index of Record's alternatives.
-constexpr const char* kKinds[] = {"header", "arrival", "cancel", "pause", "plan", "result", "end"};
+constexpr const char* kKinds[] = {"header", "arrival", "cancel", "pause", "reset", "plan", "result", "end"};
 static_assert(std::size(kKinds) == std::variant_size_v<Record>);
 
 // ---- Writing.
@@ -450,6 +465,8 @@ uint64_t placement_digest(const StepPlan& plan) {
   for (const PlannedRows& rows : plan.rows) {
     add(rows.state_slot);
     add(rows.prompt_logprobs);
+    add(rows.num_cached_tokens);
+    add(rows.first_output);
     add(int64_t(rows.block_table.size()));
     if (!rows.block_table.empty()) add(rows.block_table.back());
   }

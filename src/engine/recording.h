@@ -20,7 +20,7 @@
 
 namespace millrace {
 
-inline constexpr int64_t kRecordingVersion = 1;
+inline constexpr int64_t kRecordingVersion = 2;
 inline constexpr size_t kMaxRecordBytes = size_t{1} << 25;
 
 // What tells one checkpoint from another, without reading its weights.
@@ -57,6 +57,8 @@ struct RecordedPause {
   bool is_paused = false;
   double now_ms = 0;
 };
+
+struct RecordedReset {};  // of the prefix cache
 
 struct RecordedRows {
   SequenceId sequence_id = 0;
@@ -96,7 +98,7 @@ struct RecordedResult {
 struct RecordingEnd {};
 
 using Record = std::variant<RecordingHeader, RecordedArrival, RecordedCancel, RecordedPause,
-                            RecordedPlan, RecordedResult, RecordingEnd>;
+                            RecordedReset, RecordedPlan, RecordedResult, RecordingEnd>;
 
 // Where a plan puts its rows: slots, the newest blocks, copies, and what starts and ends with it.
 uint64_t placement_digest(const StepPlan& plan);

@@ -140,7 +140,7 @@ TEST(Recording, WhatIsWrittenIsReadAgain) {
 
 TEST(Recording, EveryLineIsJsonThatOthersCanRead) {
   const std::string text = text_of({header(), RecordedCancel{6}, RecordingEnd{}});
-  EXPECT_THAT(text, HasSubstr(R"({"header":{"version":1,"numerics":"reference",)"));
+  EXPECT_THAT(text, HasSubstr(R"({"header":{"version":2,"numerics":"reference",)"));
   EXPECT_THAT(text, HasSubstr(R"("admission_headroom_blocks":null,)"));
   EXPECT_THAT(text, HasSubstr("\n" R"({"cancel":{"handle":6},"sum":")"));
   EXPECT_THAT(text, HasSubstr("\n" R"({"end":{},"sum":")"));
@@ -213,8 +213,8 @@ TEST(Recording, ErrorsNameLineFoundAndExpected) {
   const std::string first = text_of({header()});
   const auto error = [&](std::string_view body) { return error_of(sealed(first, body)); };
   EXPECT_EQ(error_of("MZ\n"), "line 1: found something else, expected the header of a recording");
-  EXPECT_EQ(error_of(sealed("", R"({"header":{"version":2,"new":1})")),
-            "line 1: version: found 2, expected 1");
+  EXPECT_EQ(error_of(sealed("", R"({"header":{"version":3,"new":1})")),
+            "line 1: version: found 3, expected 2");
   EXPECT_EQ(error(R"({"cancel":{"handle":6})"), "accepted");
   EXPECT_EQ(error(R"({"cancel":{"handle":"6"})"),
             "line 2: byte 21: found \"6\"}, expected an integer of 64 bits");

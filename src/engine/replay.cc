@@ -14,6 +14,8 @@ namespace {
 // Far above any real run, far below what would not fit in memory.
 constexpr int64_t kMaxVocabSize = int64_t{1} << 24;
 constexpr int64_t kMaxBlocks = int64_t{1} << 26;
+constexpr int64_t kMaxSnapshots = 65536;
+constexpr int64_t kMaxLayers = 1024;
 
 std::string describe(const std::vector<RecordedRows>& rows, size_t idx) {
   if (idx >= rows.size()) return "none";
@@ -49,6 +51,7 @@ class Replay {
   Status take(const RecordedArrival& arrival);
   Status take(const RecordedCancel& cancel);
   Status take(const RecordedPause& pause);
+  Status take(const RecordedReset&);
   Status take(const RecordedPlan& plan);
   Status take(const RecordedResult& result);
   Status take(const RecordingHeader&) { return {}; }  // there is one, and it has been read
@@ -114,6 +117,11 @@ Status Replay::take(const RecordedCancel& cancel) {
 Status Replay::take(const RecordedPause& pause) {
   RETURN_IF_ERROR(advance(pause.now_ms));
   scheduler_.set_paused(pause.handle, pause.is_paused, now_ms_);
+  return {};
+}
+
+Status Replay::take(const RecordedReset&) {
+  scheduler_.reset_prefix_cache();
   return {};
 }
 
@@ -258,6 +266,11 @@ Status check(const RecordingHeader& header) {
   };
   RETURN_IF_ERROR(validate(header.scheduler));
   RETURN_IF_ERROR(within("num_blocks", header.scheduler.num_blocks, 1, kMaxBlocks));
+  RETURN_IF_ERROR(within("max_num_snapshots", header.scheduler.max_num_snapshots, 0, kMaxSnapshots));
+  RETURN_IF_ERROR(
+      within("layer_reach: num_layers", header.scheduler.layer_reach.num_layers, 0, kMaxLayers));
+  RETURN_IF_ERROR(within("layer_reach: sliding_window",
+                         header.scheduler.layer_reach.sliding_window, 1, kMaxBlockSize));
   RETURN_IF_ERROR(within("vocab_size", header.vocab_size, 1, kMaxVocabSize));
   for (const int32_t id : header.eos_token_ids) {
     RETURN_IF_ERROR(within("eos_token_ids", id, 0, header.vocab_size - 1));
@@ -312,8 +325,12 @@ Result<std::unique_ptr<ReplayModel>> ReplayModel::open(const RecordingHeader& he
     return impossible(format("block_size: found ", scheduling.block_size, ", expected ",
                              layout.block_size, " of this model"));
   }
+  if (scheduling.layer_reach.num_layers > 0 && scheduling.layer_reach != model->model().reach) {
+    return impossible("layer_reach: found that of another model");
+  }
   ASSIGN_OR_RETURN(KvStore store,
-                   KvStore::create(layout, scheduling.num_blocks, scheduling.max_num_seqs));
+                   KvStore::create(layout, scheduling.num_blocks,
+                                   scheduling.max_num_seqs + scheduling.max_num_snapshots));
   return std::unique_ptr<ReplayModel>(
       new ReplayModel(std::move(model), std::move(store), header.eos_token_ids));
 }

@@ -7,8 +7,9 @@
 // Schedules are drawn so that every pair of values of two factors occurs: chunk, sequences at a
 // time, room for blocks (tight: preemption), threads, kernel table, neighbours that are cancelled,
 // readers so slow that their request is paused and its slot goes to another, choices asked for at
-// once, priorities, experts that come from the disk into the smallest cache. Every request runs in
-// K of them with the best table. Other tables, which are slow, get short requests on top. T is the
+// once, priorities, experts that come from the disk into the smallest cache, prefixes that are cached
+// with few, many or no snapshots, rows of prompts that are left out. Alone, nothing is cached and
+// nothing left out. Every request runs in K of them with the best table. Other tables, which are slow, get short requests on top. T is the
 // number of tables, best first; without it all, the reference included.
 
 #include <algorithm>
@@ -124,13 +125,21 @@ std::vector<Transcript> read_all(RequestStream& stream, int32_t num_choices) {
   return transcripts;
 }
 
-Request draw_request(Random& random, const Options& options, int64_t vocab_size, int64_t max_len) {
+// Half of the prompts begin as one of the earlier ones does.
+Request draw_request(Random& random, const Options& options, int64_t vocab_size, int64_t max_len,
+                     const std::vector<Request>& earlier) {
   Request request;
   const double longest = std::log(double(std::min(options.max_prompt, max_len - kMaxTokens)));
   const auto length = int64_t(std::exp(random.uniform() * longest));
+  if (!earlier.empty() && random.chance(0.5)) {
+    const std::vector<int32_t>& other =
+        earlier[size_t(random.below(int64_t(earlier.size())))].prompt_token_ids;
+    const int64_t num_common = std::min(length, random.below(int64_t(other.size()) + 1));
+    request.prompt_token_ids.assign(other.begin(), other.begin() + num_common);
+  }
   // Text that repeats itself is what selections, ties and stop strings need.
   const int64_t range = random.chance(0.5) ? vocab_size : 40;
-  for (int64_t i = 0; i < length; ++i) {
+  while (int64_t(request.prompt_token_ids.size()) < length) {
     request.prompt_token_ids.push_back(int32_t(3 + random.below(range - 3)));
   }
   SamplingParams& params = request.sampling;
@@ -178,6 +187,8 @@ struct Schedule {
   int32_t num_choices;
   bool has_priorities;
   bool has_expert_cache;
+  int64_t num_snapshots;  // of cached prefixes; -1: nothing is cached
+  bool has_exact_replay;
 
   // Nothing but readers that fall behind can cost a sequence its place.
   bool preempts_only_paused() const { return !is_tight || max_num_seqs == 1; }
@@ -193,7 +204,9 @@ struct Schedule {
            (is_tight ? ", tight, " : ", ") + std::to_string(threads) + " threads, " + isa +
            (has_cancelled_neighbours ? ", cancels" : "") +
            (has_slow_reader ? ", slow reader" : "") + ", n " + std::to_string(num_choices) +
-           (has_priorities ? ", priorities" : "") + (has_expert_cache ? ", experts from disk" : "");
+           (has_priorities ? ", priorities" : "") + (has_expert_cache ? ", experts from disk" : "") +
+           (num_snapshots < 0 ? "" : ", cached with " + std::to_string(num_snapshots)) +
+           (has_exact_replay ? ", replay" : "");
   }
 };
 
@@ -201,6 +214,7 @@ struct Schedule {
 const std::vector<int64_t> kChunks{1, 7, 32, 128, 512}, kSequences{1, 3, 16, 200};
 const std::vector<int> kThreads{1, 2, 4};
 const std::vector<int32_t> kChoices{1, 2, 4};
+const std::vector<int64_t> kSnapshots{-1, 0, 2, 100};
 
 std::vector<std::string> table_names(const Options& options) {
   std::vector<std::string> names;
@@ -228,6 +242,8 @@ Cover covering_schedules(Random& random, const Options& options) {
                                    options.has_slow_readers ? 2 : 1,
                                    int64_t(kChoices.size()),
                                    2,
+                                   2,
+                                   int64_t(kSnapshots.size()),
                                    2};
   const size_t num_factors = sizes.size();
   const auto pair_id = [&](size_t a, int64_t x, size_t b, int64_t y) {
@@ -266,7 +282,7 @@ Cover covering_schedules(Random& random, const Options& options) {
     cover.schedules.push_back({kChunks[size_t(best[0])], kSequences[size_t(best[1])], best[2] == 1,
                                kThreads[size_t(best[3])], names[size_t(best[4])], best[5] == 1,
                                best[6] == 1, kChoices[size_t(best[7])], best[8] == 1,
-                               best[9] == 1});
+                               best[9] == 1, kSnapshots[size_t(best[10])], best[11] == 1});
   }
   return cover;
 }
@@ -290,7 +306,11 @@ std::unique_ptr<Engine> open_engine(const Options& options, const Schedule& sche
   engine.load.expert_cache_bytes =
       schedule.has_expert_cache ? least_expert_cache(options.model_dir) : 0;
   engine.prefill_chunk = schedule.chunk;
+  engine.prefix_caching = schedule.num_snapshots >= 0;
+  engine.max_num_snapshots = std::max<int64_t>(0, schedule.num_snapshots);
+  engine.exact_replay = schedule.has_exact_replay;
   engine.max_num_seqs = schedule.max_num_seqs;
+  if (schedule.num_snapshots >= 0) engine.block_size = 16;  // what is found is whole blocks
   if (schedule.is_tight) {
     // Small blocks, and no more of them than the longest request needs.
     constexpr int64_t kBlockSize = 4;
@@ -310,6 +330,8 @@ struct Effects {
   int64_t num_overtaken = 0;  // began later than one submitted after them, one at a time
   int64_t most_sequences = 0;
   int64_t num_experts_read = 0;
+  int64_t num_cached_tokens = 0;
+  int64_t most_snapshots = 0;
 };
 
 // Submits requests as a crowd would: a few at a time, always more than there is room for.
@@ -460,6 +482,8 @@ void check_effects(const Options& options, const Effects& effects) {
   if (effects.num_overtaken == 0) fail("no request was overtaken for its priority");
   if (effects.most_sequences < 8) fail("never as many as 8 sequences at a time");
   if (effects.num_experts_read == 0) fail("no expert was read from the disk");
+  if (effects.num_cached_tokens == 0) fail("no token came from the cache");
+  if (effects.most_snapshots < 2) fail("never as many as 2 snapshots");
   if (options.has_slow_readers && effects.num_evicted == 0) fail("no paused request lost its place");
 }
 
@@ -478,14 +502,15 @@ int run(const Options& options) {
   std::vector<std::vector<size_t>> assigned;
   std::map<std::pair<size_t, int32_t>, Transcript> alone;  // by request and choice
   {
-    const Schedule plain{256, 1, false, 1, table_names(options).front(), false, false, 1, false,
-                         false};
+    const Schedule plain{256,   1,     false, 1,     table_names(options).front(), false,
+                         false, 1,     false, false, -1,                           false};
     const std::unique_ptr<Engine> engine = open_engine(options, plain, 0);
     for (int64_t i = 0; i < options.num_requests; ++i) {
       requests.push_back(
           i < int64_t(kLongAnswers)
               ? draw_long_answer(random, engine->vocab_size())
-              : draw_request(random, options, engine->vocab_size(), engine->max_model_len()));
+              : draw_request(random, options, engine->vocab_size(), engine->max_model_len(),
+                             requests));
     }
     assigned = assign(options, cover.schedules, requests);
     const auto ask = [&](size_t r, int32_t choice) {
@@ -534,6 +559,9 @@ int run(const Options& options) {
     const int64_t preemptions = engine->stats().num_preemptions;
     (schedule.preempts_only_paused() ? effects.num_evicted : effects.num_preempted) += preemptions;
     effects.num_experts_read += engine->counters().expert_reads.num_misses;
+    const SchedulerStats stats = engine->stats();
+    effects.num_cached_tokens += stats.num_cached_tokens;
+    effects.most_snapshots = std::max(effects.most_snapshots, stats.num_snapshots);
     num_runs += int64_t(got.size());
     for (size_t i = 0; i < got.size(); ++i) {
       const size_t r = assigned[s][i];
@@ -552,12 +580,13 @@ int run(const Options& options) {
   std::printf("%lld requests in company, %lld answers compared, %lld different; %lld sequences "
               "preempted, %lld requests paused, %lld sequences of paused ones evicted, "
               "%lld neighbours cancelled, %lld requests overtaken, up to %lld sequences at a time, "
-              "%lld experts read\n",
+              "%lld experts read, %lld tokens from the cache, up to %lld snapshots\n",
               (long long)num_runs, (long long)num_compared, (long long)num_different,
               (long long)effects.num_preempted, (long long)effects.num_paused,
               (long long)effects.num_evicted, (long long)effects.num_cancelled,
               (long long)effects.num_overtaken, (long long)effects.most_sequences,
-              (long long)effects.num_experts_read);
+              (long long)effects.num_experts_read, (long long)effects.num_cached_tokens,
+              (long long)effects.most_snapshots);
   if (num_different > 0) fail("answers differ");
   check_effects(options, effects);
   return 0;
