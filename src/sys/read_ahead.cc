@@ -4,9 +4,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdint>
-
-#include "sys/unique_fd.h"
 
 namespace millrace {
 namespace {
@@ -15,7 +14,13 @@ constexpr size_t kMaxParts = 1024;  // that process_madvise takes
 
 }  // namespace
 
-ReadAhead::ReadAhead() : page_bytes_(size_t(::sysconf(_SC_PAGESIZE))) { parts_.reserve(kMaxParts); }
+// The wrappers of the C library are newer than the calls.
+ReadAhead::ReadAhead()
+    : page_bytes_(size_t(::sysconf(_SC_PAGESIZE))),
+      self_(int(::syscall(SYS_pidfd_open, ::getpid(), 0))),
+      at_once_(self_.get() >= 0) {
+  parts_.reserve(kMaxParts);
+}
 
 void ReadAhead::add(const void* data, size_t bytes) {
   if (bytes == 0) return;
@@ -25,19 +30,30 @@ void ReadAhead::add(const void* data, size_t bytes) {
 }
 
 void ReadAhead::start() {
-  if (parts_.empty()) return;
-  if (at_once_) {
-    // The wrapper of the C library is newer than the call.
-    const UniqueFd self(int(::syscall(SYS_pidfd_open, ::getpid(), 0)));
-    at_once_ = self.get() >= 0 && ::syscall(SYS_process_madvise, self.get(), parts_.data(),
-                                            parts_.size(), MADV_WILLNEED, 0) >= 0;
+  // What is left is asked for one by one: a part that cannot be read ahead holds up no other.
+  for (size_t i = at_once_ ? ask_at_once() : 0; i < parts_.size(); ++i) {
+    ::madvise(parts_[i].iov_base, parts_[i].iov_len, MADV_WILLNEED);
   }
-  if (!at_once_) ask_one_by_one();
   parts_.clear();
 }
 
-void ReadAhead::ask_one_by_one() {
-  for (const iovec& part : parts_) ::madvise(part.iov_base, part.iov_len, MADV_WILLNEED);
+// The number of parts, from the first on, that the kernel took.
+size_t ReadAhead::ask_at_once() {
+  size_t done = 0;
+  while (done < parts_.size()) {
+    const long asked = ::syscall(SYS_process_madvise, self_.get(), &parts_[done],
+                                 parts_.size() - done, MADV_WILLNEED, 0);
+    if (asked < 0) {
+      at_once_ = errno != ENOSYS && errno != EPERM && errno != EINVAL;
+      break;
+    }
+    // Fewer bytes than there are: it ended at a part that it could not take.
+    const size_t before = done;
+    size_t left = size_t(asked);
+    while (done < parts_.size() && parts_[done].iov_len <= left) left -= parts_[done++].iov_len;
+    if (done == before) break;
+  }
+  return done;
 }
 
 }  // namespace millrace

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <vector>
 
+#include "sys/unique_fd.h"
+
 namespace millrace {
 
 // Parts of mapped files that will be read soon, anywhere in them: the kernel is told of many at
@@ -18,12 +20,15 @@ class ReadAhead {
   void add(const void* data, size_t bytes);
   // Asks for all that was added since the last call. Allocates nothing.
   void start();
+  // Parts for which start() will ask.
+  size_t num_waiting() const { return parts_.size(); }
 
  private:
-  void ask_one_by_one();
+  size_t ask_at_once();
 
   size_t page_bytes_;
-  bool at_once_ = true;  // until the kernel refuses
+  UniqueFd self_;  // this process; none where it cannot be opened
+  bool at_once_;   // until the kernel says that it never will
   std::vector<iovec> parts_;
 };
 

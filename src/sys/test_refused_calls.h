@@ -9,6 +9,7 @@
 
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <iterator>
 #include <thread>
@@ -23,15 +24,20 @@ inline void run_filtered(const sock_fprog& program, const std::function<void()>&
   }).join();
 }
 
-// Runs the function where io_uring is forbidden, as a container's filter of system calls does.
-inline void run_without_io_uring(const std::function<void()>& function) {
+// Runs the function where a system call has no other result than this error.
+inline void run_refusing(long call, int error, const std::function<void()>& function) {
   sock_filter code[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, uint32_t(call), 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | uint32_t(error)),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   };
   run_filtered({std::size(code), code}, function);
+}
+
+// Runs the function where io_uring is forbidden, as a container's filter of system calls does.
+inline void run_without_io_uring(const std::function<void()>& function) {
+  run_refusing(SYS_io_uring_setup, EPERM, function);
 }
 
 // Runs the function where no file opens for reads past the page cache, as on a file system that
