@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,9 @@
 
 namespace millrace {
 namespace {
+
+// Between two tries to begin reads for which the kernel had no room.
+constexpr std::chrono::milliseconds kPause{1};
 
 int64_t now_ns() {
   return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -46,18 +50,21 @@ class UringQueue : public ReadQueue {
     MR_CHECK(wait_ms == 0 || num_in_flight_ > 0);
     size_t count = reap(finished);
     const int64_t deadline_ns = now_ns() + wait_ms * 1'000'000;
-    // One call both begins what was added and waits. It may be interrupted, or asked to come back
-    // when some reads have ended.
+    // One call both begins what was added and waits. It may be interrupted, or the kernel may have
+    // no room for more reads at the moment.
     for (;;) {
       const int64_t left_ns = wait_ms > 0 && count == 0 ? deadline_ns - now_ns() : 0;
       if (left_ns <= 0 && io_uring_sq_ready(&ring_) == 0) return count;
       const int result = left_ns > 0 ? submit_and_wait(left_ns) : io_uring_submit(&ring_);
-      if (result < 0 && result != -EINTR && result != -EAGAIN && result != -EBUSY &&
-          result != -ETIME) {
+      const bool lacks_room = result == -EAGAIN || result == -EBUSY || result == -ENOMEM;
+      if (result < 0 && !lacks_room && result != -EINTR && result != -ETIME) {
         check_failed(__FILE__, __LINE__, std::strerror(-result));
       }
-      count += reap(finished.subspan(count));
+      const size_t num_new = reap(finished.subspan(count));
+      count += num_new;
       if (result < 0 && left_ns <= 0) return count;  // what was not begun begins with the next call
+      // Reads that end, here or elsewhere, make room.
+      if (lacks_room && num_new == 0) std::this_thread::sleep_for(kPause);
     }
   }
 

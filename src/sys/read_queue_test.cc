@@ -3,13 +3,20 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <map>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "sys/file.h"
@@ -29,11 +36,12 @@ class EachReadQueue : public testing::TestWithParam<Kind> {
     for (size_t i = 0; i < content_.size(); ++i) content_[i] = char(i * 7 + i / 256);
     MR_CHECK(write_file(path_, content_).ok());
     fd_.emplace(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
-    if (GetParam() == Kind::kBlocking) {
-      queue_ = make_blocking_queue(8);
-    } else {
-      queue_ = std::move(open_uring_queue(8).value());
-    }
+  }
+  void SetUp() override {
+    Result<std::unique_ptr<ReadQueue>> queue = make_blocking_queue(8);
+    if (GetParam() == Kind::kUring) queue = open_uring_queue(8);
+    if (!queue.has_value()) GTEST_SKIP() << queue.error().message;
+    queue_ = std::move(queue.value());
   }
   ~EachReadQueue() override { ::unlink(path_.c_str()); }
 
@@ -92,38 +100,86 @@ TEST_P(EachReadQueue, MoreThanItsCapacityStopsTheProgram) {
   queue_.reset();  // before the memory goes
 }
 
+// Whose reads are of a pipe, in place of a disk that answers when somebody says so.
+class UringQueue : public testing::Test {
+ protected:
+  void SetUp() override {
+    Result<std::unique_ptr<ReadQueue>> queue = open_uring_queue(8);
+    if (!queue.has_value()) GTEST_SKIP() << queue.error().message;
+    queue_ = std::move(queue.value());
+    int ends[2];
+    ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+    from_.emplace(ends[0]);
+    to_.emplace(ends[1]);
+  }
+  void add() { queue_->add({from_->get(), 0, memory_, 7}); }
+  void answer() { MR_CHECK_OP(::write(to_->get(), "answer", 6), ==, 6); }
+  bool has_answer() const { return std::memcmp(memory_.data(), "answer", 6) == 0; }
+
+  std::optional<UniqueFd> from_, to_;
+  std::vector<std::byte> memory_ = std::vector<std::byte>(8);
+  std::unique_ptr<ReadQueue> queue_;
+};
+
+TEST_F(UringQueue, WaitsNoLongerThanItIsTold) {
+  FinishedRead finished[2];
+  add();
+  EXPECT_EQ(queue_->take(finished, /*wait_ms=*/1), 0u);
+  EXPECT_EQ(queue_->take(finished, /*wait_ms=*/1), 0u) << "it is in flight still";
+  answer();
+  ASSERT_EQ(queue_->take(finished, kWaitMs), 1u);
+  EXPECT_EQ(finished[0].tag, 7u);
+  EXPECT_EQ(finished[0].result, 6);
+  EXPECT_TRUE(has_answer());
+}
+
+bool is_asleep(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  const std::string stat{std::istreambuf_iterator<char>(file), {}};
+  return stat.find(") S ") != stat.npos;
+}
+
 // The memory may go as soon as the queue has.
-TEST_P(EachReadQueue, ItsEndWaitsForReadsInFlight) {
-  std::vector<std::byte> memory(content_.size());
-  queue_->add({fd_->get(), 0, memory, 0});
-  FinishedRead none[1];
-  const bool is_there = queue_->take({none, 0}, /*wait_ms=*/0) > 0;  // begins it
-  EXPECT_FALSE(is_there);
+TEST_F(UringQueue, ItsEndWaitsForReadsInFlight) {
+  add();
+  EXPECT_EQ(queue_->take({}, /*wait_ms=*/0), 0u);  // begins it
+  const pid_t owner = ::gettid();
+  std::atomic<bool> has_ended = false;
+  bool has_ended_early = false;
+  std::thread disk([&] {
+    while (!is_asleep(owner) && !has_ended) std::this_thread::yield();
+    has_ended_early = has_ended;
+    answer();
+  });
   queue_.reset();
-  if (GetParam() == Kind::kUring) {
-    EXPECT_EQ(memory[1], std::byte(content_[1]));
+  has_ended = true;
+  const bool is_complete = has_answer();
+  disk.join();
+  EXPECT_FALSE(has_ended_early);
+  EXPECT_TRUE(is_complete);
+}
+
+// The kernel had no memory, or no room among its requests, when the read was to begin.
+TEST_F(UringQueue, WhatTheKernelHasNoRoomForIsTriedAgainWithPauses) {
+  for (const int error : {ENOMEM, EAGAIN, EBUSY}) {
+    SCOPED_TRACE(std::strerror(error));
+    FinishedRead finished[2];
+    add();
+    test::run_refusing(SYS_io_uring_enter, error, [&] {
+      rusage before{}, after{};
+      ::getrusage(RUSAGE_THREAD, &before);
+      EXPECT_EQ(queue_->take(finished, /*wait_ms=*/20), 0u);
+      ::getrusage(RUSAGE_THREAD, &after);
+      EXPECT_GT(after.ru_nvcsw, before.ru_nvcsw) << "it slept";
+      EXPECT_EQ(queue_->take(finished, /*wait_ms=*/0), 0u);
+    });
+    answer();
+    ASSERT_EQ(queue_->take(finished, kWaitMs), 1u);
+    EXPECT_EQ(finished[0].result, 6);
   }
 }
 
-// A pipe into which nobody writes, in place of a disk that does not answer.
-TEST(UringQueue, WaitsNoLongerThanItIsTold) {
-  int ends[2];
-  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
-  const UniqueFd from(ends[0]), to(ends[1]);
-  const auto queue = std::move(open_uring_queue(8).value());
-  std::vector<std::byte> memory(8);
-  FinishedRead finished[2];
-  queue->add({from.get(), 0, memory, 7});
-  EXPECT_EQ(queue->take(finished, /*wait_ms=*/1), 0u);
-  EXPECT_EQ(queue->take(finished, /*wait_ms=*/1), 0u) << "it is in flight still";
-  ASSERT_EQ(::write(to.get(), "answer", 6), 6);
-  ASSERT_EQ(queue->take(finished, kWaitMs), 1u);
-  EXPECT_EQ(finished[0].tag, 7u);
-  EXPECT_EQ(finished[0].result, 6);
-  EXPECT_EQ(std::memcmp(memory.data(), "answer", 6), 0);
-}
-
-TEST(UringQueue, IsRefusedByNameWhereTheProcessMayNotUseIt) {
+TEST(OpenUringQueue, IsRefusedByNameWhereTheProcessMayNotUseIt) {
   Result<std::unique_ptr<ReadQueue>> queue = make_blocking_queue(1);
   test::run_without_io_uring([&] { queue = open_uring_queue(8); });
   ASSERT_FALSE(queue.has_value());
