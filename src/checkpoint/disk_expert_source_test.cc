@@ -19,6 +19,7 @@
 #include "sys/file.h"
 #include "sys/memory.h"
 #include "sys/test_mapping_flags.h"
+#include "sys/test_read_queue.h"
 #include "sys/test_refused_calls.h"
 
 namespace millrace {
@@ -32,7 +33,7 @@ using test::ShuffledToy;
 
 constexpr int64_t kNumLayers = 10, kToyExperts = 8;  // two of them draft stages with 4 experts
 
-// What a queue did not do: it says that a read ended otherwise.
+// Reads through another queue, but lets some end otherwise.
 class FaultyQueue : public ReadQueue {
  public:
   // What becomes of the n-th read: bytes, or an error; none: it goes well.
@@ -45,12 +46,13 @@ class FaultyQueue : public ReadQueue {
     const std::optional<int64_t> result = fault_(num_reads_++, read);
     if (result) {
       if (*result > 0) {
-        MR_CHECK_OP(::pread(read.fd, read.to.data(), size_t(*result), off_t(read.offset)), ==, *result);
+        const ssize_t count =
+            ::pread(read.fd, read.to.data(), size_t(*result), off_t(read.offset));
+        MR_CHECK_OP(count, ==, *result);
       }
       faults_.push_back({read.tag, *result});
     } else {
       queue_->add(read);
-      ++num_good_;
     }
   }
   size_t take(std::span<FinishedRead> finished, int64_t wait_ms) override {
@@ -59,16 +61,14 @@ class FaultyQueue : public ReadQueue {
       faults_.pop_front();
       return 1;
     }
-    const size_t count = queue_->take(finished, wait_ms);
-    num_good_ -= int64_t(count);
-    return count;
+    return queue_->take(finished, wait_ms);
   }
 
  private:
   Fault fault_;
   std::unique_ptr<ReadQueue> queue_ = make_blocking_queue(4);
   std::deque<FinishedRead> faults_;
-  int64_t num_reads_ = 0, num_good_ = 0;
+  int64_t num_reads_ = 0;
 };
 
 // A disk in simulated time, which takes 1 for each read, one after the other.
@@ -90,8 +90,8 @@ class TimedQueue : public ReadQueue {
   size_t take(std::span<FinishedRead> finished, int64_t wait_ms) override {
     if (wait_ms > 0) clock_.now = std::max(clock_.now, reads_.front().first);
     size_t count = 0;
-    for (; count < finished.size() && !reads_.empty() && reads_.front().first <= clock_.now; ++count) {
-      finished[count] = reads_.front().second;
+    while (count < finished.size() && !reads_.empty() && reads_.front().first <= clock_.now) {
+      finished[count++] = reads_.front().second;
       reads_.pop_front();
     }
     return count;
@@ -133,7 +133,7 @@ class HangingQueue : public ReadQueue {
   std::vector<FileRead> reads_;
 };
 
-std::unique_ptr<ReadQueue> uring() { return std::move(open_uring_queue(8).value()); }
+std::unique_ptr<ReadQueue> fast_queue() { return test::open_queue(8); }
 
 std::unique_ptr<DiskExpertSource> open_source(const Checkpoint& checkpoint, int64_t num_slots,
                                               std::unique_ptr<ReadQueue> queue) {
@@ -190,7 +190,7 @@ TEST(DiskExpertSource, GivesTheBytesOfEveryExpertWhereverTheyLie) {
       SCOPED_TRACE(num_slots);
       for (const bool is_blocking : {false, true}) {
         const auto source = open_source(checkpoint, num_slots,
-                                        is_blocking ? make_blocking_queue(8) : uring());
+                                        is_blocking ? make_blocking_queue(8) : fast_queue());
         for (int round = 0; round < 2; ++round) {
           for (int64_t layer = 0; layer < kNumLayers; ++layer) {
             EXPECT_EQ(take_all(*source, mapped, layer, all_of(layer)), "");
@@ -207,7 +207,7 @@ TEST(DiskExpertSource, ReadsNothingTwiceThatHasRoom) {
   const Checkpoint checkpoint = std::move(Checkpoint::open(toy.path()).value());
   MappedExpertSource mapped =
       std::move(MappedExpertSource::open(checkpoint.config(), checkpoint).value());
-  const auto source = open_source(checkpoint, 1000, uring());
+  const auto source = open_source(checkpoint, 1000, fast_queue());
   EXPECT_EQ(source->num_slots(), 8 * 8 + 2 * 4) << "no more than there are experts";
   for (int64_t layer = 0; layer < kNumLayers; ++layer) {
     EXPECT_EQ(take_all(*source, mapped, layer, all_of(layer)), "");
@@ -231,7 +231,7 @@ TEST(DiskExpertSource, ALeaseThatIsGivenUpLeavesWhatIsRightForTheNext) {
   for (uint32_t seed = 1; seed <= 10; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
-    const auto source = open_source(checkpoint, int64_t(2 + random() % 20), uring());
+    const auto source = open_source(checkpoint, int64_t(2 + random() % 20), fast_queue());
     for (int i = 0; i < 200; ++i) {
       const int64_t layer = int64_t(random() % kNumLayers);
       std::vector<int32_t> ids = all_of(layer);
@@ -250,22 +250,30 @@ TEST(DiskExpertSource, ALeaseThatIsGivenUpLeavesWhatIsRightForTheNext) {
 TEST(DiskExpertSource, UsesNoMoreMemoryThanItsCache) {
   const ShuffledToy toy(0, 2, /*has_experts_apart=*/true);
   const Checkpoint checkpoint = std::move(Checkpoint::open(toy.path()).value());
-  const auto source = open_source(checkpoint, 5, uring());
+  const auto source = open_source(checkpoint, 5, fast_queue());
+  const int64_t mapped_bytes = test::resident_bytes(toy.file_path(1));  // its header, and near it
+  EXPECT_GT(mapped_bytes, 0);
   for (int64_t layer = 0; layer < kNumLayers; ++layer) {
     const std::vector<int32_t> ids = all_of(layer);
     ExpertLease lease = source->acquire(layer, ids);
     while (!lease.next().value().empty()) {
     }
   }
-  EXPECT_EQ(source->memory().bytes().size(), 5 * source->files().slot_bytes());
-  EXPECT_GT(source->memory().resident_bytes(), 4 * source->files().slot_bytes());
-  EXPECT_EQ(source->reads().cache_bytes, int64_t(source->memory().bytes().size()));
+  EXPECT_EQ(source->reads().num_misses, 8 * 8 + 2 * 4) << "all of them were read";
+  EXPECT_EQ(test::resident_bytes(toy.file_path(1)), mapped_bytes);
+  EXPECT_EQ(source->reads().cache_bytes, 5 * int64_t(source->files().slot_bytes()));
+  // What is measured: one that is mapped is seen.
+  const Checkpoint::Place place =
+      checkpoint.place("layers.7.ffn.experts.7.w3.weight").value();
+  const volatile uint8_t* bytes = checkpoint.shards()[place.shard].bytes().data();
+  (void)bytes[place.begin];
+  EXPECT_GT(test::resident_bytes(toy.file_path(1)), mapped_bytes);
 }
 
 // Reads into small pages, which lie anywhere, took twice the time.
 TEST(DiskExpertSource, AsksForHugePages) {
   const Checkpoint checkpoint = std::move(Checkpoint::open(kToy).value());
-  const auto source = open_source(checkpoint, 72, uring());
+  const auto source = open_source(checkpoint, 72, fast_queue());
   const bool has_them = !read_page_modes().transparent_huge_pages.empty();
   const std::string flags = test::mapping_flags(source->memory().bytes().data());
   EXPECT_EQ(flags.find(" hg ") != std::string::npos, has_them) << flags;
@@ -420,7 +428,7 @@ TEST(DiskExpertSource, AFileThatBecameShorterIsNamedWithWhatWasFound) {
     const ShuffledToy toy(0, 2, /*has_experts_apart=*/true);
     const Checkpoint checkpoint = std::move(Checkpoint::open(toy.path()).value());
     const auto source =
-        open_source(checkpoint, 20, is_blocking ? make_blocking_queue(8) : uring());
+        open_source(checkpoint, 20, is_blocking ? make_blocking_queue(8) : fast_queue());
     const std::string whole = read_file(toy.file_path(1)).value();
     const uint64_t cut = checkpoint.place("layers.2.ffn.experts.6.w3.weight").value().begin + 100;
     fs::resize_file(toy.file_path(1), cut);
@@ -433,9 +441,13 @@ TEST(DiskExpertSource, AFileThatBecameShorterIsNamedWithWhatWasFound) {
       }
     };
     EXPECT_EQ(first_error({0, 1}), "") << "they lie before the cut";
-    EXPECT_THAT(first_error({0, 6}),
-                AllOf(HasSubstr(toy.file_path(1) + ": tensor layers.2.ffn.experts.6.w3"),
-                      HasSubstr("bytes, expected "), HasSubstr("did the file become shorter?")));
+    const ExpertFiles::Extents extents = source->files().extents(2, 6);
+    ASSERT_EQ(extents.count, 1u) << "one read";
+    const ExpertFiles::Extent& read = extents.list[0];
+    EXPECT_EQ(first_error({0, 6}),
+              format(toy.file_path(1), ": tensor layers.2.ffn.experts.6.w3.weight: at byte ",
+                     read.begin, ": found ", cut - read.begin, " bytes, expected ",
+                     read.wanted_end - read.begin, "; did the file become shorter?"));
     EXPECT_EQ(first_error({0, 1}), "");
     // It is the same file again.
     fs::resize_file(toy.file_path(1), whole.size());
@@ -454,7 +466,7 @@ TEST(DiskExpertSource, GivesTheBytesOfFilesThatCannotBeReadPastThePageCache) {
   for (const bool is_blocking : {false, true}) {
     std::unique_ptr<DiskExpertSource> source;
     test::run_without_direct_reads([&] {
-      source = open_source(checkpoint, 5, is_blocking ? make_blocking_queue(8) : uring());
+      source = open_source(checkpoint, 5, is_blocking ? make_blocking_queue(8) : fast_queue());
     });
     EXPECT_FALSE(source->files().is_direct());
     for (int64_t layer = 0; layer < kNumLayers; ++layer) {
@@ -467,10 +479,14 @@ TEST(ExpertFiles, AFileThatIsAnotherNowIsRefused) {
   const ShuffledToy toy(0, 1);
   const Checkpoint checkpoint = std::move(Checkpoint::open(toy.path()).value());
   const std::string whole = read_file(toy.file_path(0)).value();
-  MR_CHECK(write_file(toy.file_path(0), whole + "more").ok());  // under the name of the other
+  std::ofstream(toy.file_path(0), std::ios::app | std::ios::binary) << "more";
   EXPECT_EQ(ExpertFiles::open(checkpoint).error().message,
             format(toy.file_path(0), ": found ", whole.size() + 4, " bytes, expected ",
                    whole.size(), ", as when it was mapped"));
+  MR_CHECK(write_file(toy.file_path(0), whole).ok());  // of its size, and in its place
+  EXPECT_EQ(ExpertFiles::open(checkpoint).error().message,
+            toy.file_path(0) +
+                ": found another file under this name, expected the one that is mapped");
   fs::remove(toy.file_path(0));
   EXPECT_EQ(ExpertFiles::open(checkpoint).error().message,
             toy.file_path(0) + ": cannot open: No such file or directory");

@@ -47,6 +47,11 @@ Result<ExpertFiles> ExpertFiles::open(const Checkpoint& checkpoint) {
       return Error{Code::kUnavailable, format(path, ": cannot open: ", std::strerror(errno))};
     }
     // The tensors' places were read from the file that is mapped.
+    if (!mapped.is_mapping_of(fd.get())) {
+      return Error{Code::kCorrupt,
+                   format(path, ": found another file under this name, expected the one that is "
+                                "mapped")};
+    }
     if (size_t(info.st_size) != mapped.bytes().size()) {
       return Error{Code::kCorrupt, format(path, ": found ", info.st_size, " bytes, expected ",
                                           mapped.bytes().size(), ", as when it was mapped")};
@@ -60,7 +65,8 @@ Result<ExpertFiles> ExpertFiles::open(const Checkpoint& checkpoint) {
   const int64_t num_layers = config.num_hidden_layers + config.num_nextn_predict_layers;
   for (int64_t l = 0; l < num_layers; ++l) {
     const int64_t stage = l - config.num_hidden_layers;
-    Layer layer{stage < 0 ? format("layers.", l, ".ffn.experts.") : format("mtp.", stage, ".ffn.experts."),
+    Layer layer{stage < 0 ? format("layers.", l, ".ffn.experts.")
+                          : format("mtp.", stage, ".ffn.experts."),
                 std::vector<Tensors>(size_t(stage < 0 ? config.n_routed_experts
                                                       : config.dspark_n_routed_experts)),
                 {}};

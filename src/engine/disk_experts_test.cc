@@ -3,14 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cinttypes>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 
 #include "checkpoint/test_shuffled_toy.h"
 #include "engine/loaded_model.h"
 #include "engine/test_toy_model.h"
+#include "sys/read_queue.h"
+#include "sys/test_mapping_flags.h"
 #include "sys/test_refused_calls.h"
 
 namespace millrace {
@@ -61,31 +61,15 @@ TEST(EngineWithExpertsFromTheDisk, AnswersAsWithMappedOnesAndCountsWhatItReads) 
   EXPECT_GT(reads.num_bytes, reads.num_misses * 10'000);
 }
 
-// Bytes of the file's mapping that are in this process's memory.
-int64_t resident_bytes(const std::string& path) {
-  std::ifstream smaps("/proc/self/smaps");
-  bool is_here = false;
-  int64_t bytes = 0;
-  for (std::string line; std::getline(smaps, line);) {
-    int64_t kib = 0;
-    if (line.find(" r") != line.npos && line.find('-') < line.find(' ')) {
-      is_here = line.ends_with(path);
-    } else if (is_here && std::sscanf(line.c_str(), "Rss: %" SCNd64, &kib) == 1) {
-      bytes += kib * 1024;
-    }
-  }
-  return bytes;
-}
-
 TEST(EngineWithExpertsFromTheDisk, LeavesTheirPagesOfTheMappingAlone) {
   const ShuffledToy toy(0, 2, /*has_experts_apart=*/true);
   // Reading the header has brought some.
   const auto brought_by_a_prompt = [&](int64_t cache_bytes) {
     const std::unique_ptr<Engine> engine = test::open(with_cache(toy.path(), cache_bytes));
-    const int64_t before = resident_bytes(toy.file_path(1));
+    const int64_t before = test::resident_bytes(toy.file_path(1));
     EXPECT_GT(before, 0);
     answer(*engine, test::greedy(test::long_prompt(), 4));
-    return resident_bytes(toy.file_path(1)) - before;
+    return test::resident_bytes(toy.file_path(1)) - before;
   };
   EXPECT_GT(brought_by_a_prompt(0), 0);
   EXPECT_EQ(brought_by_a_prompt(6 * kToyExpertBytes), 0);
@@ -112,6 +96,8 @@ TEST(EngineWithExpertsFromTheDisk, AFileThatIsCutEndsRequestsByNameAndTheEngineG
 }
 
 TEST(EngineWithExpertsFromTheDisk, ReadsWhereTheSystemRefusesTheFastWaysAndSaysSo) {
+  const Result<std::unique_ptr<ReadQueue>> uring = open_uring_queue(1);
+  if (!uring.has_value()) GTEST_SKIP() << uring.error().message;
   LoadOptions load = with_cache(test::kGolden + "tiny-v41", 5 * kToyExpertBytes).load;
   const auto open = [&] {
     return std::move(LoadedModel::open(load, test::golden_token_map()).value());

@@ -28,14 +28,14 @@ Error is_folder(const std::string& path) {
   return {Code::kInvalidArgument, format(path, ": is a directory, expected a file")};
 }
 
-// Size of an open regular file; other kinds (folders, pipes) are refused by name.
-Result<size_t> regular_size(const std::string& path, int fd) {
+// Of an open regular file; other kinds (folders, pipes) are refused by name.
+Result<struct stat> stat_regular(const std::string& path, int fd) {
   struct stat info;
   if (::fstat(fd, &info) != 0) return errno_error(path, "cannot stat");
   if (!S_ISREG(info.st_mode)) {
     return Error{Code::kInvalidArgument, format(path, ": not a regular file")};
   }
-  return size_t(info.st_size);
+  return info;
 }
 
 // Without waiting: a pipe would have to be opened by a writer first.
@@ -71,13 +71,20 @@ Status replace_file(const std::string& path, std::string_view content) {
 Result<MappedFile> MappedFile::open(const std::string& path) {
   const UniqueFd fd(open_to_read(path));
   if (fd.get() < 0) return errno_error(path, "cannot open");
-  ASSIGN_OR_RETURN(const size_t size, regular_size(path, fd.get()));
-  if (size == 0) return MappedFile(path, nullptr, 0);
+  ASSIGN_OR_RETURN(const struct stat info, stat_regular(path, fd.get()));
+  MappedFile file;
+  file.path_ = path;
+  file.device_ = info.st_dev;
+  file.inode_ = info.st_ino;
+  const size_t size = size_t(info.st_size);
+  if (size == 0) return file;
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
   if (data == MAP_FAILED) return errno_error(path, "cannot map");
   ::madvise(data, size, MADV_HUGEPAGE);  // a kernel without them refuses
   note_mapping(path, data, size);
-  return MappedFile(path, static_cast<const uint8_t*>(data), size);
+  file.data_ = static_cast<const uint8_t*>(data);
+  file.size_ = size;
+  return file;
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept { *this = std::move(other); }
@@ -86,7 +93,15 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(device_, other.device_);
+  std::swap(inode_, other.inode_);
   return *this;
+}
+
+// While the mapping lives, no other file gets the number of its inode.
+bool MappedFile::is_mapping_of(int fd) const {
+  struct stat info;
+  return ::fstat(fd, &info) == 0 && info.st_dev == device_ && info.st_ino == inode_;
 }
 
 void MappedFile::expect_single_reads(std::span<const uint8_t> part) const {
@@ -108,7 +123,8 @@ MappedFile::~MappedFile() {
 Result<std::string> read_file(const std::string& path, size_t max_bytes) {
   const UniqueFd fd(open_to_read(path));
   if (fd.get() < 0) return errno_error(path, "cannot open");
-  ASSIGN_OR_RETURN(const size_t size, regular_size(path, fd.get()));
+  ASSIGN_OR_RETURN(const struct stat info, stat_regular(path, fd.get()));
+  const size_t size = size_t(info.st_size);
   if (size > max_bytes) {
     return Error{Code::kExhausted,
                  format(path, ": ", size, " bytes, expected at most ", max_bytes)};

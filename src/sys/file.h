@@ -22,16 +22,19 @@ class MappedFile {
   // the disk with them. A hint.
   void expect_single_reads(std::span<const uint8_t> part) const;
 
+  // Whether the descriptor is of this file, and not of one that came to bear its name.
+  bool is_mapping_of(int fd) const;
+
   std::span<const uint8_t> bytes() const { return {data_, size_}; }
   const std::string& path() const { return path_; }
 
  private:
-  MappedFile(std::string path, const uint8_t* data, size_t size)
-      : path_(std::move(path)), data_(data), size_(size) {}
+  MappedFile() = default;
 
   std::string path_;
   const uint8_t* data_ = nullptr;
   size_t size_ = 0;
+  uint64_t device_ = 0, inode_ = 0;
 };
 
 // The whole file as a string; refuses files above `max_bytes` by name and size.

@@ -13,6 +13,7 @@
 #include "sys/mapping_faults.h"
 #include "sys/memory.h"
 #include "sys/test_mapping_flags.h"
+#include "sys/unique_fd.h"
 
 namespace millrace {
 namespace {
@@ -31,7 +32,9 @@ class File : public testing::Test {
   std::string path(const std::string& name) const { return folder_ / name; }
   void expect_names(std::vector<std::string> expected) const {
     std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(folder_)) names.push_back(entry.path().filename());
+    for (const auto& entry : fs::directory_iterator(folder_)) {
+      names.push_back(entry.path().filename());
+    }
     EXPECT_THAT(names, testing::UnorderedElementsAreArray(expected));
   }
 
@@ -58,6 +61,20 @@ TEST_F(File, NamesTheMappedFileThatBecameShorterWhenItEndsTheProgram) {
   ASSERT_TRUE(write_file(name, std::string(10'000, 'x')).ok());
   EXPECT_EXIT(read_what_was_cut(name, false), testing::KilledBySignal(SIGBUS),
               "^millrace: memory that is no mapped file: cannot be read any more");
+}
+
+TEST_F(File, KnowsItsFileFromOneThatTookItsName) {
+  ASSERT_TRUE(write_file(path("a"), "some").ok());
+  MappedFile file = std::move(MappedFile::open(path("a")).value());
+  const MappedFile moved = std::move(file);
+  const auto is_it = [&] {
+    const UniqueFd fd(::open(path("a").c_str(), O_RDONLY | O_CLOEXEC));
+    return moved.is_mapping_of(fd.get());
+  };
+  EXPECT_TRUE(is_it());
+  ASSERT_TRUE(write_file(path("a"), "more").ok());
+  EXPECT_FALSE(is_it());
+  EXPECT_FALSE(moved.is_mapping_of(-1));
 }
 
 TEST_F(File, OnlyPartsForSingleReadsAreNotReadAhead) {

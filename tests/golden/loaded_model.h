@@ -8,6 +8,7 @@
 #include "checkpoint/expert_source.h"
 #include "model/runner.h"
 #include "sys/fp_environment.h"
+#include "sys/test_read_queue.h"
 #include "tokenizer/token_map.h"
 
 namespace millrace {
@@ -28,7 +29,7 @@ class LoadedModel {
     }
     ExpertFiles files = take(ExpertFiles::open(checkpoint_));
     const int64_t bytes = num_slots * int64_t(files.slot_bytes());
-    experts_ = take(DiskExpertSource::open(std::move(files), bytes, take(open_uring_queue(16))));
+    experts_ = take(DiskExpertSource::open(std::move(files), bytes, test::open_queue(16)));
   }
 
   const Tokenizer& tokenizer() const { return tokenizer_; }
