@@ -2,6 +2,7 @@
 
 // What one forward call computes: rows of any number of sequences, side by side.
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -28,10 +29,12 @@ struct BatchSegment {
   std::span<const BlockId> block_table;   // covers every token
   StateSlot slot = 0;
   // Rows of the blocks before this token exist and stay as they are: a prefix that was cached. The
-  // slot need not know of it when the rows begin far enough before it (first_tokens()).
+  // slot need not know of it when the rows begin far enough before it (first_tokens()). Requires: a
+  // multiple of every compress ratio, or first_position at most.
   int64_t num_cached_tokens = 0;
   // What the last layer makes of the tokens before this one is of no use: then layers leave out
-  // rows that nothing depends on. Logits are of tokens from here on.
+  // rows that nothing depends on. Logits are of tokens from here on; with kLast the last token is
+  // one of them.
   int64_t first_output = 0;
   LogitsFor logits = LogitsFor::kLast;
   bool is_padding = false;
@@ -39,7 +42,8 @@ struct BatchSegment {
   int64_t end_position() const { return int64_t(tokens.size()); }
   int64_t num_rows() const { return end_position() - first_position; }
   int64_t num_logits() const {
-    return logits == LogitsFor::kNone ? 0 : logits == LogitsFor::kLast ? 1 : num_rows();
+    if (logits != LogitsFor::kAll) return logits == LogitsFor::kLast ? 1 : 0;
+    return std::max<int64_t>(0, end_position() - std::max(first_position, first_output));
   }
 };
 

@@ -31,39 +31,49 @@ Status Runner::check_token_ids(std::span<const int32_t> token_ids) const {
   if (token_ids.empty()) return Error{Code::kInvalidArgument, "forward: no tokens"};
   for (size_t t = 0; t < token_ids.size(); ++t) {
     if (token_ids[t] >= 0 && token_ids[t] < model_.config.vocab_size) continue;
-    return Error{Code::kInvalidArgument, format("token ", t, ": id ", token_ids[t], ", expected 0..",
-                                                model_.config.vocab_size - 1)};
+    return Error{Code::kInvalidArgument, format("token ", t, ": id ", token_ids[t],
+                                                ", expected 0..", model_.config.vocab_size - 1)};
   }
   return {};
 }
 
+// A cached prefix ends with whole compressed rows, or it ends where the slot goes on.
+void Runner::check_cached_tokens(const BatchSegment& segment) const {
+  if (segment.num_cached_tokens <= segment.first_position) return;
+  for (const LayerInfo& layer : model_.layers) {
+    if (!layer.owns_compressor) continue;
+    MR_CHECK_OP(segment.num_cached_tokens % layer.compress_ratio, ==, 0);
+  }
+}
+
 // What extends the draft stages' rings by a call's tokens: only rows that the rings keep, and of
-// these the ones that went into all target layers.
+// these the ones that go into all target layers: a row that goes into the last goes into all.
 struct Runner::DraftFeed {
   struct Kept {
     int64_t segment_idx, position;
-    bool is_complete;
   };
   std::span<Kept> rows;
   Matrix<float> aux;  // [rows, targets * hidden_size]
 
-  DraftFeed(LayerContext& ctx, std::span<const BatchSegment> segments) {
+  DraftFeed(LayerContext& ctx, std::span<const SegmentRows> segments) {
+    const std::vector<int64_t>& targets = ctx.config.dspark_target_layer_ids;
     const int64_t ring_rows = ctx.config.sliding_window;
-    int64_t count = 0;
-    for (const BatchSegment& segment : segments) {
-      if (!segment.is_padding) count += std::min(segment.num_rows(), ring_rows);
-    }
-    rows = ctx.list<Kept>(count);
-    aux = ctx.matrix(count, int64_t(ctx.config.dspark_target_layer_ids.size()) *
-                                ctx.config.hidden_size);
-    size_t i = 0;
+    int64_t most = 0;
+    for (const SegmentRows& in : segments) most += std::min(in.segment->num_rows(), ring_rows);
+    rows = ctx.list<Kept>(most);
+    if (most == 0) return;
+    const int64_t last_target = *std::max_element(targets.begin(), targets.end());
+    size_t count = 0;
     for (size_t s = 0; s < segments.size(); ++s) {
-      if (segments[s].is_padding) continue;
-      const int64_t end = segments[s].end_position();
-      for (int64_t p = std::max(segments[s].first_position, end - ring_rows); p < end; ++p) {
-        rows[i++] = {int64_t(s), p, true};
+      const BatchSegment& segment = *segments[s].segment;
+      if (segment.is_padding) continue;
+      const int64_t end = segment.end_position();
+      for (int64_t p = std::max(segment.first_position, end - ring_rows); p < end; ++p) {
+        if (segments[s].goes_into(last_target, p)) rows[count++] = {int64_t(s), p};
       }
     }
+    rows = rows.first(count);
+    aux = ctx.matrix(int64_t(count), int64_t(targets.size()) * ctx.config.hidden_size);
   }
 
   // Takes the mean of a target layer's input streams.
@@ -74,36 +84,27 @@ struct Runner::DraftFeed {
     for (size_t i = 0; i < rows.size(); ++i) {
       const SegmentRows& of = in.segments[size_t(rows[i].segment_idx)];
       const int64_t row = of.end - (of.segment->end_position() - rows[i].position);
-      if (row < of.begin) {
-        rows[i].is_complete = false;
-      } else {
-        std::copy_n(mean.row(row), width, aux.row(int64_t(i)) + target * width);
-      }
+      MR_CHECK_OP(row, >=, of.begin);
+      std::copy_n(mean.row(row), width, aux.row(int64_t(i)) + target * width);
     }
   }
 };
 
 // main_x = norm(main_proj aux), and each stage's own keys of it.
 void Runner::feed_draft_rings(LayerContext& ctx, const DraftWeights& weights,
-                              std::span<const BatchSegment> segments, DraftFeed& feed) {
-  const std::span<int32_t> complete = ctx.list<int32_t>(int64_t(feed.rows.size()));
-  size_t num_complete = 0;
-  for (size_t i = 0; i < feed.rows.size(); ++i) {
-    if (feed.rows[i].is_complete) complete[num_complete++] = int32_t(i);
-  }
-  if (num_complete == 0) return;
-  keep_rows(feed.rows, complete.first(num_complete));
-  keep_rows(feed.aux, complete.first(num_complete));
-  const std::span<int64_t> positions = ctx.list<int64_t>(int64_t(num_complete));
-  const std::span<std::byte*> addresses = ctx.list<std::byte*>(int64_t(num_complete));
-  for (size_t i = 0; i < num_complete; ++i) positions[i] = feed.rows[i].position;
+                              std::span<const BatchSegment> segments, const DraftFeed& feed) {
+  const size_t num_rows = feed.rows.size();
+  if (num_rows == 0) return;
+  const std::span<int64_t> positions = ctx.list<int64_t>(int64_t(num_rows));
+  const std::span<std::byte*> addresses = ctx.list<std::byte*>(int64_t(num_rows));
+  for (size_t i = 0; i < num_rows; ++i) positions[i] = feed.rows[i].position;
   const Matrix<float> main_x = linear(ctx, ctx.linear_input(feed.aux), weights.main_proj);
   norm(ctx, main_x, weights.main_norm);
   const Matrix<const float> in = ctx.linear_input(main_x);
   const RopeTable rope = make_rope_table(ctx, positions, model_.window_frequencies);
   for (size_t stage = 0; stage < weights.stages.size(); ++stage) {
     const StatePlane& plane = store_.layout().plane(StateKind::kDraftRing, int64_t(stage));
-    for (size_t i = 0; i < num_complete; ++i) {
+    for (size_t i = 0; i < num_rows; ++i) {
       addresses[i] = store_.slot(segments[size_t(feed.rows[i].segment_idx)].slot) +
                      plane.values_offset + positions[i] % plane.num_rows * plane.row_bytes();
     }
@@ -115,6 +116,7 @@ void Runner::feed_draft_rings(LayerContext& ctx, const DraftWeights& weights,
 Status Runner::forward(std::span<const BatchSegment> segments, const ForwardOptions& options,
                        const LogitsSink& sink) {
   for (const BatchSegment& segment : segments) {
+    check_cached_tokens(segment);
     RETURN_IF_ERROR(check_token_ids(segment.tokens.subspan(size_t(segment.first_position))));
   }
   if (segments.empty()) return Error{Code::kInvalidArgument, "forward: no rows"};
@@ -125,17 +127,18 @@ Status Runner::forward(std::span<const BatchSegment> segments, const ForwardOpti
                    options.expert_counts};
 
   BatchRows rows = make_batch_rows(ctx, model_, store_, segments);
-  const int64_t num_rows = rows.num_rows();
+  const int64_t num_call_rows = rows.num_rows();
+  if (rows.narrows_before(0)) rows.keep(rows.rows_into(ctx, 0));
   AttentionStep attention_step{
       .rows = rows,
       .store = store_,
-      .fresh = FreshKeys(ctx, store_, config.num_hidden_layers, num_rows),
+      .fresh = FreshKeys(ctx, store_, config.num_hidden_layers, num_call_rows),
       .window_rope = make_rope_table(ctx, rows.positions, model_.window_frequencies),
       .compressed_rope = make_rope_table(ctx, rows.positions, model_.compressed_frequencies),
       .compressed_frequencies = model_.compressed_frequencies,
       .open_groups = OpenGroups(ctx, store_, rows),
-      .selection = make_selection(ctx, num_rows),
-      .candidates = make_candidates(ctx, num_rows)};
+      .selection = make_selection(ctx, rows.num_rows()),
+      .candidates = make_candidates(ctx, rows.num_rows())};
   // Which rows of the n-gram tables are wanted is known with the tokens, long before their layers.
   const std::span<Matrix<int64_t>> engram_rows =
       ctx.list<Matrix<int64_t>>(int64_t(model_.engram_tables.size()));
@@ -147,13 +150,13 @@ Status Runner::forward(std::span<const BatchSegment> segments, const ForwardOpti
         engram_row_ids(ctx, model_.engram_tables[table],
                        model_.token_map[size_t(config.engram_pad_token_id)], rows.ngrams);
     read_engram_ahead(weights.layers[size_t(l)].engram->embed, engram_rows[table],
-                      rows.without_memory, read_ahead_);
+                      rows.rows_into(ctx, l), rows.without_memory, read_ahead_);
   }
   read_ahead_.start();
   Matrix<float> streams = embed(ctx, weights.embed, rows.token_ids);
-  Matrix<float> pre_mix = hc_initial_mix(ctx, num_rows);
+  Matrix<float> pre_mix = hc_initial_mix(ctx, rows.num_rows());
   const bool feeds_draft = options.feed_draft && weights.draft.has_value();
-  DraftFeed draft_feed(ctx, feeds_draft ? segments : std::span<const BatchSegment>());
+  DraftFeed draft_feed(ctx, feeds_draft ? rows.segments : std::span<SegmentRows>());
   // Takes out the rows that do not go into layer l, of `more` as well; false: all do.
   const auto narrow = [&](int64_t l, auto&... more) {
     if (!rows.narrows_before(l)) return false;
@@ -165,7 +168,6 @@ Status Runner::forward(std::span<const BatchSegment> segments, const ForwardOpti
     (keep_rows(more, kept), ...);
     return true;
   };
-  narrow(0);
 
   for (int64_t l = 0; l < config.num_hidden_layers && rows.num_rows() > 0; ++l) {
     if (options.monitor != nullptr && !options.monitor->before_layer(l)) {

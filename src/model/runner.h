@@ -79,11 +79,12 @@ class Runner {
 
  private:
   Status check_token_ids(std::span<const int32_t> token_ids) const;
+  void check_cached_tokens(const BatchSegment& segment) const;
   void make_logits(LayerContext& ctx, const BatchRows& rows, Matrix<const float> streams,
                    Matrix<const float> pre_mix, const LogitsSink& sink);
   struct DraftFeed;
   void feed_draft_rings(LayerContext& ctx, const DraftWeights& weights,
-                        std::span<const BatchSegment> segments, DraftFeed& feed);
+                        std::span<const BatchSegment> segments, const DraftFeed& feed);
 
   const Model& model_;
   ExpertSource& experts_;

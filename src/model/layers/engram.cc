@@ -14,11 +14,12 @@ Matrix<int64_t> engram_row_ids(LayerContext& ctx, const EngramTable& table,
 }
 
 void read_engram_ahead(const Fp8Table& table, Matrix<const int64_t> row_ids,
-                       std::span<const uint8_t> dead, ReadAhead& ahead) {
+                       std::span<const int32_t> tokens, std::span<const uint8_t> dead,
+                       ReadAhead& ahead) {
   constexpr int64_t kStaysInMemory = int64_t{256} << 20;
   if (table.rows * table.width < kStaysInMemory) return;
   const int64_t scales = table.width / kQuantBlock;
-  for (int64_t t = 0; t < row_ids.shape[0]; ++t) {
+  for (const int32_t t : tokens) {
     if (dead[size_t(t)] != 0) continue;
     for (int64_t c = 0; c < row_ids.shape[1]; ++c) {
       const int64_t row = row_ids.row(t)[c];

@@ -16,8 +16,11 @@ Matrix<int64_t> engram_row_ids(LayerContext& ctx, const EngramTable& table,
                                int64_t compressed_pad, Matrix<const int32_t> ngrams);
 
 // Asks for those rows of a table too large to stay in memory.
+//   tokens  those that go into the table's layer
+//   dead    [T] as below
 void read_engram_ahead(const Fp8Table& table, Matrix<const int64_t> row_ids,
-                       std::span<const uint8_t> dead, ReadAhead& ahead);
+                       std::span<const int32_t> tokens, std::span<const uint8_t> dead,
+                       ReadAhead& ahead);
 
 // Adds the memory read at each token to its residual streams, in place.
 //   dead  [T] 1 at positions that get nothing
