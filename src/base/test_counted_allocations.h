@@ -20,8 +20,10 @@ namespace {
 std::atomic<int64_t> num_allocations = 0;  // so far
 std::atomic<int64_t> num_live_bytes = 0;
 
-void* allocate_counted(size_t size) {
-  void* p = std::malloc(size);
+void* allocate_counted(size_t size, size_t alignment = 0) {
+  void* p = alignment == 0
+                ? std::malloc(size)
+                : std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
   ++num_allocations;
   if (p) num_live_bytes += int64_t(malloc_usable_size(p));
   return p;
@@ -42,5 +44,15 @@ void release_counted(void* p) {
 [[gnu::noinline]] void* operator new(size_t size, const std::nothrow_t&) noexcept {
   return millrace::allocate_counted(size);
 }
+[[gnu::noinline]] void* operator new(size_t size, std::align_val_t alignment) {
+  if (void* p = millrace::allocate_counted(size, size_t(alignment))) return p;
+  throw std::bad_alloc();
+}
 [[gnu::noinline]] void operator delete(void* p) noexcept { millrace::release_counted(p); }
 [[gnu::noinline]] void operator delete(void* p, size_t) noexcept { millrace::release_counted(p); }
+[[gnu::noinline]] void operator delete(void* p, std::align_val_t) noexcept {
+  millrace::release_counted(p);
+}
+[[gnu::noinline]] void operator delete(void* p, size_t, std::align_val_t) noexcept {
+  millrace::release_counted(p);
+}

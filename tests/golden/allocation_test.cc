@@ -41,7 +41,9 @@ Steps decode(int64_t num_slots) {
   for (int64_t i = 0; i < kSteps; ++i) run(std::span(ids).subspan(at++, 1));
   const ExpertReads before = loaded.experts().reads();
   Steps steps;
-  for (int64_t i = 0; i < kSteps; ++i) steps.num_allocations += run(std::span(ids).subspan(at++, 1));
+  for (int64_t i = 0; i < kSteps; ++i) {
+    steps.num_allocations += run(std::span(ids).subspan(at++, 1));
+  }
   const ExpertReads after = loaded.experts().reads();
   steps.reads.num_hits = after.num_hits - before.num_hits;
   steps.reads.num_misses = after.num_misses - before.num_misses;
@@ -54,9 +56,17 @@ TEST(StepsWithExpertsFromTheDisk, AllocateNothing) {
   EXPECT_EQ(from_disk.num_allocations, 0);
   EXPECT_GT(from_disk.reads.num_misses, kSteps) << "experts are read";
   EXPECT_GT(from_disk.reads.num_hits, kSteps) << "and found";
-  // The counter itself. A direct call: a compiler may leave out an allocation nobody looks at.
-  const int64_t before = num_allocations;
+}
+
+// The counter itself. Direct calls: a compiler may leave out an allocation nobody looks at.
+TEST(StepsWithExpertsFromTheDisk, WouldShowWhatTheyAllocateTheKernelsScratchIncluded) {
+  int64_t before = num_allocations;
   ::operator delete(::operator new(1));
+  EXPECT_EQ(num_allocations, before + 1);
+  ThreadPool pool(1);
+  KernelContext kernel_context(pool);
+  before = num_allocations;
+  kernel_context.scratch(0, size_t{1});
   EXPECT_EQ(num_allocations, before + 1);
 }
 
