@@ -1,6 +1,7 @@
 #pragma once
 
-// Randomness as a function of a seed: the same on every machine and with every library.
+// Randomness as a function of a seed. Bits, integers and uniform() are the same on every machine;
+// what is made with logarithms and cosines is, with the same mathematical library.
 
 #include <cmath>
 #include <cstdint>
@@ -30,7 +31,8 @@ class Random {
   }
   double exponential() { return -std::log(uniform()); }  // mean 1
   double normal() {
-    return std::sqrt(-2 * std::log(uniform())) * std::cos(6.283185307179586 * uniform());
+    const double radius = std::sqrt(-2 * std::log(uniform()));
+    return radius * std::cos(6.283185307179586 * uniform());
   }
   double gamma(double shape);  // mean `shape`. Requires: shape > 0
 
