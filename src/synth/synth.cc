@@ -51,21 +51,26 @@ std::string generation_config_json(const ModelConfig& config) {
 
 bool is_shard_name(std::string_view name) {
   constexpr std::string_view kForm = "model-00000-of-00000.safetensors";
-  const auto is_alike = [](char form, char c) { return form == '0' ? '0' <= c && c <= '9' : c == form; };
+  const auto is_alike = [](char form, char c) {
+    return form == '0' ? '0' <= c && c <= '9' : c == form;
+  };
   return std::equal(kForm.begin(), kForm.end(), name.begin(), name.end(), is_alike);
 }
 
-// Pieces of such files from runs that were killed.
+// A piece of such a file from a run that was killed.
+bool is_abandoned(const fs::path& path) {
+  constexpr std::string_view kNames[] = {"model.safetensors.index.json", "config.json",
+                                         "tokenizer.json", "tokenizer_config.json",
+                                         "generation_config.json"};
+  const std::optional<std::string> name = abandoned_name(path.filename().string());
+  return name && (is_shard_name(*name) || std::ranges::count(kNames, *name) > 0);
+}
+
 void remove_abandoned(const std::string& folder) {
   std::vector<fs::path> abandoned;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
-    const std::optional<std::string> name = abandoned_name(entry.path().filename().string());
-    if (name && (is_shard_name(*name) || *name == "model.safetensors.index.json" || *name == "config.json" ||
-                 *name == "tokenizer.json" || *name == "tokenizer_config.json" ||
-                 *name == "generation_config.json")) {
-      abandoned.push_back(entry.path());
-    }
+    if (is_abandoned(entry.path())) abandoned.push_back(entry.path());
   }
   for (const fs::path& path : abandoned) fs::remove(path, error);
 }
@@ -74,7 +79,8 @@ Error cannot(const std::string& folder, std::string_view what, const std::error_
   return {Code::kUnavailable, format(folder, ": cannot ", what, ": ", error.message())};
 }
 
-// Makes sure of an empty folder, or of one that may be written over. Whether it was created.
+// Makes sure of an empty folder, or of one that may be written over; what killed runs left in it
+// does not count. Whether it was created.
 Result<bool> prepare(const std::string& folder, bool overwrite) {
   std::error_code error;
   const fs::file_status status = fs::status(folder, error);
@@ -82,8 +88,10 @@ Result<bool> prepare(const std::string& folder, bool overwrite) {
     if (!fs::is_directory(status)) {
       return Error{Code::kInvalidArgument, format(folder, ": found a file, expected a folder")};
     }
-    remove_abandoned(folder);
-    const bool is_empty = fs::is_empty(folder, error);
+    bool is_empty = true;
+    for (const auto& entry : fs::directory_iterator(folder, error)) {
+      is_empty = is_empty && is_abandoned(entry.path());
+    }
     if (error) return cannot(folder, "list", error);
     if (!is_empty && !overwrite) {
       return Error{
@@ -142,13 +150,14 @@ void remove_old_shards(const std::string& folder, std::span<const Shard> shards)
 
 Status write_all(const std::string& folder, const SynthPlan& plan, const SynthOptions& options,
                  const WriteProgress& progress) {
-  RETURN_IF_ERROR(check_space(folder, kSpareBytes + (options.sparse ? 0 : plan.tensor_bytes)));
   const int64_t num_shards =
       options.num_shards.value_or((plan.tensor_bytes + kShardBytes - 1) / kShardBytes);
   if (num_shards < 1 || num_shards > plan.num_tensors) {
     return Error{Code::kInvalidArgument, format("--shards: found ", num_shards, ", expected 1 to ",
                                                 plan.num_tensors, ", the number of tensors")};
   }
+  remove_abandoned(folder);  // before space is asked for, of which it took some
+  RETURN_IF_ERROR(check_space(folder, kSpareBytes + (options.sparse ? 0 : plan.tensor_bytes)));
   TensorValues values;
   if (!options.sparse) {
     values = [&](const TensorSpec& tensor, int64_t offset, std::span<uint8_t> bytes) {

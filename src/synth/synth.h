@@ -30,8 +30,8 @@ struct SynthOptions {
   uint64_t seed = 0;
   std::optional<int64_t> num_shards;  // default: by size; 48 for that of the release
   bool sparse = false;                // tensors are holes: zeros that take no space
-  bool overwrite = false;             // write into a folder that is not empty, and remove the shards
-                                      // of a model that was there
+  bool overwrite = false;             // write into a folder that is not empty, and remove the
+                                      // shards of a model that was there
 };
 
 // Writes the checkpoint into `folder`, which is created if it does not exist. config.json comes

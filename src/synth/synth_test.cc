@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -439,10 +440,27 @@ TEST_F(SynthFolder, ANumberOfShardsThatCannotBeIsRefused) {
   EXPECT_FALSE(fs::exists(folder_ + "/new"));
 }
 
+TEST_F(SynthFolder, WhatAKilledRunLeftStaysUntilACommandMayRun) {
+  const pid_t gone = ::fork();
+  ASSERT_GE(gone, 0);
+  if (gone == 0) ::_exit(0);
+  ASSERT_EQ(::waitpid(gone, nullptr, 0), gone);
+  const std::string left = format(folder_, "/model-00001-of-00001.safetensors.tmp.", gone);
+  ASSERT_TRUE(write_file(left, "half").ok());
+  EXPECT_THAT(write(folder_, {.seed = 0, .num_shards = 937}), testing::HasSubstr("--shards: "));
+  EXPECT_TRUE(fs::exists(left));
+  ASSERT_TRUE(write_file(folder_ + "/other", "").ok());
+  EXPECT_THAT(write(folder_, {}), testing::HasSubstr("found files in the folder"));
+  EXPECT_TRUE(fs::exists(left));
+  fs::remove(folder_ + "/other");
+  EXPECT_EQ(write(folder_, {}), "written") << "it does not count as a file of others";
+  EXPECT_FALSE(fs::exists(left));
+}
+
 TEST_F(SynthFolder, WhatDoesNotFitTheDiskIsRefusedBeforeItIsWritten) {
   SynthPlan huge = plan_;
   huge.tensor_bytes = int64_t{1} << 60;
-  const Status status = write_synth(folder_ + "/new", huge, {});
+  const Status status = write_synth(folder_ + "/new", huge, {.seed = 0, .num_shards = 1});
   ASSERT_FALSE(status.ok());
   EXPECT_THAT(
       status.error().message,

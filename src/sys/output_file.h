@@ -11,8 +11,9 @@
 namespace millrace {
 
 // The name that a temporary file was to get from a process that was killed. None: it is no
-// temporary file, or its process still lives. To be asked before this process writes any: one with
-// its own id is of an earlier process that had it.
+// temporary file, or its process still lives. Asks for processes of this machine, or container:
+// those of others that write into the same folder count as killed. To be asked before this process
+// writes any: one with its own id is of an earlier process that had it.
 std::optional<std::string> abandoned_name(std::string_view temporary_name);
 
 // A file that is written piece by piece under a temporary name beside its own and takes its own
