@@ -50,7 +50,7 @@ Result<int64_t> plan_expert_cache(const ExpertSizes& sizes, const MachineMemory&
                         ", of which a tenth stays for the system; in use ", machine.private_bytes,
                         ")")};
   }
-  return *wish;
+  return std::min(*wish, most);
 }
 
 Result<MemoryPlan> plan_memory(const KvLayout& layout, const MachineMemory& machine,
@@ -71,7 +71,8 @@ Result<MemoryPlan> plan_memory(const KvLayout& layout, const MachineMemory& mach
                 kMostSnapshots}));
   const int64_t for_blocks =
       kv_bytes - (plan.num_slots + plan.num_snapshots) * layout.slot_bytes;
-  const int64_t fitting = std::max<int64_t>(0, for_blocks) / std::max<int64_t>(layout.block_bytes, 1);
+  const int64_t fitting =
+      std::max<int64_t>(0, for_blocks) / std::max<int64_t>(layout.block_bytes, 1);
   plan.num_blocks =
       wish.num_blocks.value_or(std::min(fitting, plan.num_slots * blocks_for(longest)));
   plan.max_model_len = std::min(longest, plan.num_blocks * layout.block_size);

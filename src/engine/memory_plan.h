@@ -39,7 +39,8 @@ struct ExpertSizes {
 
 // Bytes for a cache of experts; 0: they stay mapped. Without a wish that is so if they fit beside
 // the other weights and kv_bytes (none: a tenth of the memory), or if what is left is too little
-// for a cache. Refuses, with the numbers, a wish that is too small to work or too large to fit.
+// for a cache. Never more than all experts take. Refuses, with the numbers, a wish that is too
+// small to work or too large to fit.
 Result<int64_t> plan_expert_cache(const ExpertSizes& sizes, const MachineMemory& machine,
                                   std::optional<int64_t> wish, std::optional<int64_t> kv_bytes);
 

@@ -66,7 +66,8 @@ TEST(ExpertCachePlan, AWishIsGrantedIfItCanWorkAndFits) {
   EXPECT_EQ(expert_cache_refusal(machine, 95'000'000'000),
             "expert cache: found 95000000000 bytes, expected at most 90000000000 (memory "
             "100000000000, of which a tenth stays for the system; in use 0)");
-  EXPECT_EQ(expert_cache({1'000'000'000'000, 0, 0}, 950'000'000'000), 950'000'000'000)
+  EXPECT_EQ(expert_cache({1'000'000'000'000, 0, 0}, 950'000'000'000),
+            kExperts.num_experts * kExperts.slot_bytes)
       << "not more is taken than all experts need";
 }
 
@@ -106,7 +107,8 @@ TEST(MemoryPlan, AnExplicitLengthThatDoesNotFitIsRefusedWithTheNumbers) {
   const Result<MemoryPlan> refused =
       plan_memory(layout(), {kGiB, 500, 0}, {10'000'000, {}, 100'000, 16, {}}, 1 << 20);
   ASSERT_FALSE(refused.has_value());
-  EXPECT_THAT(refused.error().message, HasSubstr("a sequence of 100000 tokens needs 92085440 bytes"));
+  EXPECT_THAT(refused.error().message,
+              HasSubstr("a sequence of 100000 tokens needs 92085440 bytes"));
   EXPECT_THAT(refused.error().message, HasSubstr("found 10000000 for the cache"));
   EXPECT_FALSE(plan_memory(layout(), {kGiB, 0, 0}, {1000, {}, {}, 16, {}}, 1 << 20).has_value());
 }

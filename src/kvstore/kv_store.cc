@@ -9,7 +9,8 @@ namespace millrace {
 namespace {
 
 // Rows of a sequence lie a block apart, so that each costs a look at the page tables; huge pages
-// halve what such a row takes (docs/engine.md). A store below this size is not worth it.
+// take about a quarter off the time of such rows (docs/placement.md). A store below this size is
+// not worth it.
 constexpr int64_t kLarge = int64_t{64} << 20;
 
 }  // namespace
