@@ -9,7 +9,7 @@
 
 namespace millrace {
 
-// Of a file; both are multiples of 4096 bytes.
+// Of a file; both are multiples of 4096 bytes. An end beyond the file is the file's.
 struct DiskRange {
   std::string path;
   uint64_t begin = 0, end = UINT64_MAX;

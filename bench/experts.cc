@@ -1,11 +1,13 @@
-// Experts that are read from the disk into a cache, as JSON lines: that the bits are those of mapped
-// ones, how fast misses are read against what the disk gives (measured in turns), and what steps
-// find in the cache and wait for.
+// Experts that are read from the disk into a cache, as JSON lines: that the bits are those of
+// mapped ones, how fast misses are read against what the disk gives (measured in turns), and what
+// steps find in the cache and wait for.
 //
-// The model is larger than the cache, for example a slice of the release, made by `millrace synth`:
-//   millrace synth slice --shape v4.1 --layers 3 --experts 64 --engram-rows 100000 --draft 0 --no-vision
+// The model is larger than the cache, for example a slice of the release by `millrace synth`:
+//   millrace synth slice --shape v4.1 --layers 3 --experts 64 --engram-rows 100000 --draft 0
+//     --no-vision
 //
-// usage: bench-experts MODEL_DIR [--cache-bytes N] [--threads T] [--runs R] [--steps S] [--prompt ROWS]
+// usage: bench-experts MODEL_DIR [--cache-bytes N] [--threads T] [--runs R] [--steps S]
+//                      [--prompt ROWS]
 
 #include <algorithm>
 #include <chrono>
@@ -13,10 +15,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #include "base/distribution.h"
+#include "base/format.h"
 #include "bench/disk.h"
 #include "bench/sequences.h"
 #include "checkpoint/disk_expert_source.h"
@@ -28,8 +32,8 @@
 namespace millrace {
 namespace {
 
-// Of one measurement. Disks, and what is below those of virtual machines, are fast and slow by turns
-// and by places: many short measurements in turns, both of experts at random.
+// Of one measurement. Disks, and what is below those of virtual machines, are fast and slow by
+// turns and by places: many short measurements in turns, both of experts at random.
 constexpr size_t kDiskBytes = size_t{256} << 20;
 
 [[noreturn]] void stop(const std::string& why) {
@@ -87,8 +91,19 @@ void shuffle(std::vector<T>& values, uint64_t& state) {
   }
 }
 
+// Where all experts find room nothing is read any more, and there is nothing to measure.
+void refuse_cache_of_all(const Checkpoint& checkpoint, int64_t cache_bytes) {
+  const ExpertFiles files = take(ExpertFiles::open(checkpoint));
+  const std::vector<int64_t> counts = files.num_experts();
+  const int64_t all_bytes =
+      std::accumulate(counts.begin(), counts.end(), int64_t{0}) * int64_t(files.slot_bytes());
+  if (cache_bytes < all_bytes) return;
+  stop(format("--cache-bytes: found ", cache_bytes, ", expected less than ", all_bytes,
+              ", which hold all experts"));
+}
+
 // Leases of `per_lease` experts of each layer, which take turns from one call to the next, until
-// kDiskBytes are read, and nothing done with them.
+// kDiskBytes are read, and nothing done with them. Requires: the cache does not hold all experts.
 void lease(DiskExpertSource& source, int64_t per_lease, size_t& turn, uint64_t& state) {
   const std::vector<int64_t> counts = source.files().num_experts();
   const int64_t begin = source.reads().num_bytes;
@@ -196,6 +211,7 @@ int run(const Options& options) {
   std::vector<float> logits[2];
   {
     const std::unique_ptr<LoadedModel> cached = open_model(options, options.cache_bytes);
+    refuse_cache_of_all(cached->checkpoint(), options.cache_bytes);
     logits[0] = run_steps(*cached, options);
     const ModelConfig& config = cached->config();
     print_misses(cached->checkpoint(), options, config.num_experts_per_tok, "of one token");

@@ -311,6 +311,7 @@ void print_idle(ServerSide& server, double seconds) {
 
 // Against the quickest of all: what they have in common is nobody's delay.
 Distribution above_best(std::vector<double> late_ms) {
+  if (late_ms.empty()) stop("found no event whose delay could be measured, expected some");
   const double best = *std::min_element(late_ms.begin(), late_ms.end());
   for (double& late : late_ms) late -= best;
   return distribution(std::move(late_ms));
