@@ -1,7 +1,8 @@
 #pragma once
 
-// What the products of a layer's experts take, by the number of rows that each expert has, measured
-// with the weights of a loaded model: the part of a step that depends on how many experts there are.
+// What the products of a layer's experts take, by the number of rows that each expert has,
+// measured with the weights of a loaded model: the part of a step that depends on how many experts
+// there are.
 
 #include <cstdint>
 #include <vector>

@@ -89,8 +89,8 @@ struct Inputs {
       const uint64_t small = (b & 0x87ff87ff87ff87ffull) + 0x3800380038003800ull;
       std::memcpy(&numbers[i / 2], &small, 8);
     }
-    // Few are so small that e4m3 stores them as subnormals, one of 7,000: random codes would have one
-    // of 16 there, and some processors take 150 cycles for each multiply-add of such a number.
+    // Few are so small that e4m3 stores them as subnormals, one of 7,000: random codes would have
+    // one of 16 there, and some processors take 150 cycles for each multiply-add of such a number.
     constexpr float kDeviation = 80;  // of 448
     std::vector<uint8_t> normal(1 << 16);
     for (uint8_t& code : normal) code = float_to_e4m3(kDeviation * random.normal());
@@ -134,9 +134,10 @@ constexpr Product kProducts[] = {
     {"matmul_fp8", 1024, 8, false,
      [](const KernelTable& table, KernelContext& ctx, const Case& c, int64_t first,
         Matrix<float> out) {
-       table.matmul_fp8(ctx, c.x(),
-                        {&c.in.fp8_codes[size_t(first)], c.in.scales.data(), out.shape[1], c.shape.k},
-                        out, Rounding::kBf16);
+       table.matmul_fp8(
+           ctx, c.x(),
+           {&c.in.fp8_codes[size_t(first)], c.in.scales.data(), out.shape[1], c.shape.k}, out,
+           Rounding::kBf16);
      }},
     {"matmul_fp4", 32, 4, true,
      [](const KernelTable& table, KernelContext& ctx, const Case& c, int64_t first,
@@ -243,12 +244,15 @@ bool run_case(const KernelTable& table, const Product& product, const Case& c, T
   };
   const auto median = [&](const auto& figure) { return quantile(0.5, rounds, figure); };
   const double seconds = median([](const Round& r) { return r.seconds; });
-  const bool read_binds = median([&](const Round& r) { return read_time(r) - compute_time(r); }) > 0;
+  const bool read_binds =
+      median([&](const Round& r) { return read_time(r) - compute_time(r); }) > 0;
   std::printf(
       "{\"bench\": \"%s\", \"n\": %lld, \"k\": %lld, \"rows\": %lld, \"threads\": %d, \"isa\": "
-      "\"%.*s\", \"rounds\": %zu, \"us\": %.1f, \"us_p10\": %.1f, \"us_p90\": %.1f, \"gbps\": %.2f, "
+      "\"%.*s\", \"rounds\": %zu, \"us\": %.1f, \"us_p10\": %.1f, \"us_p90\": %.1f, "
+      "\"gbps\": %.2f, "
       "\"gflops\": %.1f, \"limit\": \"%s\", \"fraction\": %.3f, \"fraction_of_read\": %.3f, "
-      "\"fraction_of_fma\": %.3f, \"read_gbps\": %.1f, \"fma_gflops\": %.1f, \"byte_gops\": %.1f}\n",
+      "\"fraction_of_fma\": %.3f, \"read_gbps\": %.1f, \"fma_gflops\": %.1f, "
+      "\"byte_gops\": %.1f}\n",
       product.name, (long long)c.shape.n, (long long)c.shape.k, (long long)c.rows,
       pool.num_threads(), int(table.name.size()), table.name.data(), rounds.size(), seconds * 1e6,
       quantile(0.1, rounds, [](const Round& r) { return r.seconds * 1e6; }),
@@ -333,7 +337,9 @@ int main(int argc, char** argv) {
   }
   if (rows != 0 && std::ranges::none_of(millrace::kRows, is_number)) {
     std::fprintf(stderr, "--rows: found %lld, expected one of", static_cast<long long>(rows));
-    for (int64_t number : millrace::kRows) std::fprintf(stderr, " %lld", static_cast<long long>(number));
+    for (int64_t number : millrace::kRows) {
+      std::fprintf(stderr, " %lld", static_cast<long long>(number));
+    }
     std::fprintf(stderr, "\n");
     return 2;
   }

@@ -55,7 +55,8 @@ void measure(const EngineOptions& options, int64_t num_streams) {
   const auto read = [&num_open](Stream& stream) {
     RequestStream* const events = stream.events.load();
     if (events == nullptr) return;
-    const double ms = std::chrono::duration<double, std::milli>(Clock::now() - stream.start).count();
+    const double ms =
+        std::chrono::duration<double, std::milli>(Clock::now() - stream.start).count();
     while (const auto next = events->next(std::chrono::milliseconds(0))) {
       stream.late_us.push_back((ms - kDelayMs * double(stream.late_us.size() + 1)) * 1e3);
       if (!next->event.finish_reason) continue;

@@ -1,9 +1,9 @@
-// The engine's speed with many requests at once, as JSON lines: for each batch, short sequences that
-// all decode, and prompts in steps of as many rows. Rates are those of the engine's own counters:
-// rows over the time of its steps. "outside" is the share of that time in which the engine's
-// thread works outside the regions of its thread pool, and what it does then. Medians of several
-// runs, the batches taking turns, with the lowest and the highest. Last, what of the process's
-// memory is in huge pages.
+// The engine's speed with many requests at once, as JSON lines: for each batch, short sequences
+// that all decode, and prompts in steps of as many rows. Rates are those of the engine's own
+// counters: rows over the time of its steps. "outside" is the share of that time in which the
+// engine's thread works outside the regions of its thread pool, and what it does then. Medians of
+// several runs, the batches taking turns, with the lowest and the highest. Last, what of the
+// process's memory is in huge pages.
 //
 // usage: bench-serving MODEL_DIR [THREADS [RUNS [BATCH...]]]
 
@@ -25,7 +25,8 @@ namespace {
 constexpr int64_t kPromptTokens = 32;    // of sequences that decode
 constexpr int64_t kDecodeSteps = 64;     // that are measured, with all sequences in them
 constexpr int64_t kWarmUpSteps = 8;      // before and after
-constexpr int64_t kPrefillTokens = 128;  // of each prompt that is measured: as long as the others get
+// Of each prompt that is measured: as long as the others get.
+constexpr int64_t kPrefillTokens = 128;
 constexpr int64_t kPrefillSteps = 16;
 
 struct Measured {
@@ -117,13 +118,15 @@ double print(const char* what, int64_t batch, const EngineInfo& info,
   const std::vector<double> rates = each(runs, [](const Measured& m) { return m.rows_per_s; });
   const double rate = median(rates);
   std::printf(
-      "{\"bench\": \"serving\", \"what\": \"%s\", \"rows\": %lld, \"isa\": \"%s\", \"threads\": %d, "
+      "{\"bench\": \"serving\", \"what\": \"%s\", \"rows\": %lld, \"isa\": \"%s\", "
+      "\"threads\": %d, "
       "\"value\": %.0f, \"unit\": \"tokens/s\", \"lowest\": %.0f, \"highest\": %.0f, \"step_ms\": "
       "%.3f, \"outside\": %.4f, \"outside_planning\": %.4f, \"outside_committing\": %.4f}\n",
       what, static_cast<long long>(batch), info.isa.c_str(), info.num_threads, rate,
       *std::min_element(rates.begin(), rates.end()), *std::max_element(rates.begin(), rates.end()),
-      of([](const Measured& m) { return m.step_ms; }), of([](const Measured& m) { return m.outside; }),
-      of([](const Measured& m) { return m.plan; }), of([](const Measured& m) { return m.commit; }));
+      of([](const Measured& m) { return m.step_ms; }),
+      of([](const Measured& m) { return m.outside; }), of([](const Measured& m) { return m.plan; }),
+      of([](const Measured& m) { return m.commit; }));
   return rate;
 }
 
@@ -172,10 +175,11 @@ int run(int argc, char** argv) {
                 static_cast<long long>(batch), decode_rate / prefill_rate);
   }
   const HugePageUse huge = read_huge_page_use();
-  std::printf("{\"bench\": \"serving\", \"what\": \"memory\", \"private_bytes\": %lld, "
-              "\"private_huge_bytes\": %lld, \"file_huge_bytes\": %lld}\n",
-              static_cast<long long>(anonymous_bytes()),
-              static_cast<long long>(huge.anonymous_bytes), static_cast<long long>(huge.file_bytes));
+  std::printf(
+      "{\"bench\": \"serving\", \"what\": \"memory\", \"private_bytes\": %lld, "
+      "\"private_huge_bytes\": %lld, \"file_huge_bytes\": %lld}\n",
+      static_cast<long long>(anonymous_bytes()), static_cast<long long>(huge.anonymous_bytes),
+      static_cast<long long>(huge.file_bytes));
   return 0;
 }
 

@@ -1,7 +1,7 @@
-// The tokenizer's speed, as JSON lines: each text once with a fresh scratch, the first of them right
-// after loading; with --doubling, how the time grows when monotonous text doubles. Times are those of
-// the thread, so that other programs on the machine count only where they take caches and memory.
-// The last line is the Engram token map, with the digest by which maps are published.
+// The tokenizer's speed, as JSON lines: each text once with a fresh scratch, the first of them
+// right after loading; with --doubling, how the time grows when monotonous text doubles. Times are
+// those of the thread, so that other programs on the machine count only where they take caches and
+// memory. The last line is the Engram token map, with the digest by which maps are published.
 //
 // usage: bench-tokenizer TOKENIZER.json [--doubling | TEXT...]
 //

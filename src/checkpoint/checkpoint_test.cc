@@ -467,11 +467,10 @@ INSTANTIATE_TEST_SUITE_P(
                      fs::copy(first_shard(f), f / "config.json");
                    },
                    "config.json: found syntax error at byte 0, expected JSON"},
-        FileDamage{"a config of gigabytes",
-                   [](const TempFolder& f) {
-                     fs::resize_file(f / "config.json", uintmax_t{1} << 32);
-                   },
-                   "config.json: 4294967296 bytes, expected at most 1048576"},
+        FileDamage{
+            "a config of gigabytes",
+            [](const TempFolder& f) { fs::resize_file(f / "config.json", uintmax_t{1} << 32); },
+            "config.json: 4294967296 bytes, expected at most 1048576"},
         FileDamage{"a config with a key twice",
                    [](const TempFolder& f) {
                      replace_by(f / "config.json", R"({"model_type": "a", "model_type": "b"})");
@@ -486,11 +485,10 @@ INSTANTIATE_TEST_SUITE_P(
                    },
                    "model.safetensors.index.json: weight_map: found {}, expected the tensors' "
                    "files"},
-        FileDamage{"a folder as index",
-                   [](const TempFolder& f) {
-                     replace_by_folder(f / "model.safetensors.index.json");
-                   },
-                   "model.safetensors.index.json: not a regular file"},
+        FileDamage{
+            "a folder as index",
+            [](const TempFolder& f) { replace_by_folder(f / "model.safetensors.index.json"); },
+            "model.safetensors.index.json: not a regular file"},
         FileDamage{"an index that links to nothing",
                    [](const TempFolder& f) {
                      fs::remove(f / "model.safetensors.index.json");
@@ -505,7 +503,8 @@ INSTANTIATE_TEST_SUITE_P(
         FileDamage{"a shard of the index that is missing",
                    [](const TempFolder& f) { fs::remove(first_shard(f)); },
                    "model-00001-of-00002.safetensors: cannot open: No such file or directory"},
-        FileDamage{"a folder as shard", [](const TempFolder& f) { replace_by_folder(first_shard(f)); },
+        FileDamage{"a folder as shard",
+                   [](const TempFolder& f) { replace_by_folder(first_shard(f)); },
                    "model-00001-of-00002.safetensors: not a regular file"},
         FileDamage{"an empty shard", [](const TempFolder& f) { replace_by(first_shard(f), ""); },
                    "model-00001-of-00002.safetensors: found 0 bytes, expected at least 8"},

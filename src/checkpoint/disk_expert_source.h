@@ -34,8 +34,8 @@ class DiskExpertSource : public ExpertSource {
   static constexpr size_t kReadsInFlight = 64;
   static constexpr int64_t kReadTimeoutMs = 60'000;
 
-  // Of a cache for a model that gives a token `experts_per_token` experts of a layer: those, and one
-  // that is read meanwhile.
+  // Of a cache for a model that gives a token `experts_per_token` experts of a layer: those, and
+  // one that is read meanwhile.
   static int64_t least_slots(int64_t experts_per_token) { return experts_per_token + 1; }
 
   // Requires: room for two experts.

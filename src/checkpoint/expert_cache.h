@@ -15,10 +15,10 @@ namespace millrace {
 //
 //   the time until its layer's next turn, and as many turns as it is needed in one (1 / estimate)
 //
-// Least recently used alone would find nothing where prompts need all experts of one layer after the
-// other: each would be gone just before its turn. Here equally frequent ones go in the order in
-// which their layers have just passed, and a part of them stays. Decoding, where estimates differ,
-// keeps the frequent ones, and forgets those that were.
+// Least recently used alone would find nothing where prompts need all experts of one layer after
+// the other: each would be gone just before its turn. Here equally frequent ones go in the order
+// in which their layers have just passed, and a part of them stays. Decoding, where estimates
+// differ, keeps the frequent ones, and forgets those that were.
 //
 // Invariant: every slot is free or holds one expert, and no expert is in two.
 // Threading: one owner.

@@ -43,7 +43,8 @@ class ShuffledToy {
       headers[file].push_back({tensor.name, tensor.dtype, tensor.shape});
       const Checkpoint::Place place = toy.place(tensor.name).value();
       const uint8_t* data = toy.shards()[place.shard].bytes().data();
-      bytes[file].append(reinterpret_cast<const char*>(data + place.begin), place.end - place.begin);
+      bytes[file].append(reinterpret_cast<const char*>(data + place.begin),
+                         place.end - place.begin);
     }
     for (size_t file = 0; file < num_files; ++file) {
       const std::string content = safetensors_header(headers[file]) + bytes[file];

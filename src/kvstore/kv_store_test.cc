@@ -40,7 +40,9 @@ TEST(KvStore, RowsOfBlocksAndSlotsNeverOverlap) {
       }
     }
   }
-  for (size_t i = 0; i < rows.size(); ++i) std::memset(rows[i].first, int(i % 251), size_t(rows[i].second));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    std::memset(rows[i].first, int(i % 251), size_t(rows[i].second));
+  }
   for (size_t i = 0; i < rows.size(); ++i) {
     for (int64_t b = 0; b < rows[i].second; ++b) {
       ASSERT_EQ(rows[i].first[b], std::byte(i % 251)) << "row " << i;

@@ -18,7 +18,8 @@ namespace {
 // Every query of the block sees all kept target positions and all keys of the block itself.
 Matrix<float> draft_attention(LayerContext& ctx, const AttentionWeights& weights,
                               Matrix<const float> x, const RopeTable& rope, const StatePlane& ring,
-                              const std::byte* state, int64_t num_computed_tokens, FreshKeys& fresh) {
+                              const std::byte* state, int64_t num_computed_tokens,
+                              FreshKeys& fresh) {
   const int64_t block = x.shape[0];
   const Matrix<const float> in = ctx.linear_input(x);
   const Queries queries = make_queries(ctx, weights, in, rope);

@@ -38,8 +38,8 @@ class ThreadPool {
   // Calls fn(thread_idx) on every member.
   template <class Fn>
   void run(Fn&& fn) {
-    run_region([](void* f, int thread_idx) { (*static_cast<std::remove_reference_t<Fn>*>(f))(thread_idx); },
-               &fn);
+    using Function = std::remove_reference_t<Fn>;
+    run_region([](void* f, int thread_idx) { (*static_cast<Function*>(f))(thread_idx); }, &fn);
   }
 
   // Calls fn(begin, end, thread_idx) on disjoint ranges that cover [0, count). Range bounds are

@@ -181,7 +181,8 @@ TEST_P(Batch, ExpertsFromTheDiskGiveTheSameLogitsAndDrafts) {
         confidences[i] = runner.draft(sequence.slot(), int64_t(ids.size()), 5).value().confidences;
       }
       ASSERT_EQ(logits[0].size(), logits[1].size());
-      EXPECT_EQ(std::memcmp(logits[0].data(), logits[1].data(), logits[0].size() * sizeof(float)), 0)
+      EXPECT_EQ(std::memcmp(logits[0].data(), logits[1].data(), logits[0].size() * sizeof(float)),
+                0)
           << folder << ", " << num_slots << " slots";
       EXPECT_EQ(confidences[0], confidences[1]);
       EXPECT_EQ(mapped.experts().reads().num_bytes, 0);

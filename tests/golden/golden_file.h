@@ -21,7 +21,8 @@ class GoldenFile {
     const Result<std::vector<TensorEntry>> entries = parse_safetensors(bytes, path);
     MR_CHECK(entries.has_value());
     for (const TensorEntry& entry : entries.value()) {
-      tensors_[entry.name] = {entry.shape, {bytes.begin() + int64_t(entry.begin), bytes.begin() + int64_t(entry.end)}};
+      tensors_[entry.name] = {
+          entry.shape, {bytes.begin() + int64_t(entry.begin), bytes.begin() + int64_t(entry.end)}};
     }
   }
 

@@ -79,7 +79,8 @@ TEST_P(Nano, AlongGoldenContinuationsTheArgmaxIsEqualWhereverTheMarginAllowsIt) 
   for (const std::string& prompt : kPrompts) {
     std::vector<int32_t> ids = golden().token_ids(prompt + ".token_ids");
     const std::vector<int32_t> continuation = golden().token_ids(prompt + ".reference.greedy32");
-    const std::vector<float> margins = golden().values<float>(prompt + ".reference.greedy32_margin");
+    const std::vector<float> margins =
+        golden().values<float>(prompt + ".reference.greedy32_margin");
     const size_t first = ids.size() - 1;
     ids.insert(ids.end(), continuation.begin(), continuation.end() - 1);
     const std::vector<float> logits = Computed(*this, ids).logits;
@@ -114,8 +115,11 @@ TEST_P(Nano, DraftsAfterTheFirstGreedyTokenAreTheGoldenOnes) {
   EXPECT_GE(same, exact ? kPrompts.size() : kPrompts.size() - 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(EachNumerics, Nano, ::testing::Values(Numerics::kReference, Numerics::kFp32),
-                         [](const auto& info) { return info.param == Numerics::kFp32 ? "Fp32" : "Reference"; });
+INSTANTIATE_TEST_SUITE_P(EachNumerics, Nano,
+                         ::testing::Values(Numerics::kReference, Numerics::kFp32),
+                         [](const auto& info) {
+                           return info.param == Numerics::kFp32 ? "Fp32" : "Reference";
+                         });
 
 }  // namespace
 }  // namespace millrace

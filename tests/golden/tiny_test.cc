@@ -64,7 +64,8 @@ TEST_F(TinyFp32, EngramRowsAreThoseOfTheIndependentImplementation) {
   const BatchRows batch = make_batch_rows(ctx, loaded_.model(), sequence.store(), {&segment, 1});
   std::vector<int64_t> got;
   for (const EngramTable& table : loaded_.model().engram_tables) {
-    const Matrix<const int64_t> rows = engram_row_ids(ctx, table, loaded_.model().token_map[2], batch.ngrams);
+    const Matrix<const int64_t> rows =
+        engram_row_ids(ctx, table, loaded_.model().token_map[2], batch.ngrams);
     got.insert(got.end(), rows.data, rows.data + rows.size());
   }
   EXPECT_EQ(got, want);
@@ -76,7 +77,8 @@ TEST_F(TinyFp32, LogitsAndDraftsAgreeEndToEndAtEveryLength) {
       const std::string prefix = "fp32." + length + ".";
       const std::vector<int32_t> ids = golden().token_ids(prefix + "token_ids");
       LoneSequence sequence = lone_sequence(int64_t(ids.size()));
-      Runner runner(loaded_.model(), loaded_.experts(), sequence.store(), *kernels, kernel_context_);
+      Runner runner(loaded_.model(), loaded_.experts(), sequence.store(), *kernels,
+                    kernel_context_);
       const BatchSegment segment = sequence.append(ids, LogitsFor::kAll);
       std::vector<float> logits;
       ASSERT_TRUE(runner.forward({&segment, 1}, {.feed_draft = true}, logits).ok());
@@ -155,26 +157,32 @@ TEST_P(TinySublayers, AttentionAgreesGivenTheGoldenInputsAndSharedState) {
   KvStore& store = sequence.store();
   const BatchSegment segment = sequence.append(ids, LogitsFor::kNone);
   BatchRows rows = make_batch_rows(ctx, model, store, {&segment, 1});
-  AttentionStep step{.rows = rows,
-                     .store = store,
-                     .fresh = FreshKeys(ctx, store, config().num_hidden_layers, num_tokens),
-                     .window_rope = make_rope_table(ctx, rows.positions, model.window_frequencies),
-                     .compressed_rope = make_rope_table(ctx, rows.positions, model.compressed_frequencies),
-                     .compressed_frequencies = model.compressed_frequencies,
-                     .open_groups = OpenGroups(ctx, store, rows),
-                     .selection = make_selection(ctx, num_tokens),
-                     .candidates = make_candidates(ctx, num_tokens)};
+  AttentionStep step{
+      .rows = rows,
+      .store = store,
+      .fresh = FreshKeys(ctx, store, config().num_hidden_layers, num_tokens),
+      .window_rope = make_rope_table(ctx, rows.positions, model.window_frequencies),
+      .compressed_rope = make_rope_table(ctx, rows.positions, model.compressed_frequencies),
+      .compressed_frequencies = model.compressed_frequencies,
+      .open_groups = OpenGroups(ctx, store, rows),
+      .selection = make_selection(ctx, num_tokens),
+      .candidates = make_candidates(ctx, num_tokens)};
   // What a source wrote for others must agree; then they get the golden rows.
-  const auto exchange_rows = [&](int64_t l, StateKind kind, const std::string& what, int64_t width) {
+  const auto exchange_rows = [&](int64_t l, StateKind kind, const std::string& what,
+                                 int64_t width) {
     std::vector<float> want = values(l, what), got(want.size());
     const int64_t num_rows = int64_t(want.size()) / width;
     const StatePlane& plane = store.layout().plane(kind, l);
     std::vector<std::byte*> addresses;
-    for (int64_t r = 0; r < num_rows; ++r) addresses.push_back(store.row(plane, segment.block_table, r));
+    for (int64_t r = 0; r < num_rows; ++r) {
+      addresses.push_back(store.row(plane, segment.block_table, r));
+    }
     const std::vector<const std::byte*> stored(addresses.begin(), addresses.end());
-    ctx.kernels.unpack_keys(kernel_context_, store.key_format(kind), stored, {got.data(), {num_rows, width}});
+    ctx.kernels.unpack_keys(kernel_context_, store.key_format(kind), stored,
+                            {got.data(), {num_rows, width}});
     expect_agreement(got.data(), want, size_t(width), name(l, what));
-    ctx.kernels.pack_keys(kernel_context_, {want.data(), {num_rows, width}}, store.key_format(kind), addresses);
+    ctx.kernels.pack_keys(kernel_context_, {want.data(), {num_rows, width}}, store.key_format(kind),
+                          addresses);
   };
   for (int64_t l = 0; l < config().num_hidden_layers; ++l) {
     LayerInfo layer = model.layers[size_t(l)];
@@ -214,7 +222,8 @@ TEST_P(TinySublayers, AttentionAgreesGivenTheGoldenInputsAndSharedState) {
     layer.owns_compressor = layer.owns_index = false;
     write_keys(ctx, weights, layer, l, x, in, step);
     out = attention(ctx, weights, layer, l, x, in, step);
-    expect_agreement(out.data, values(l, "attn.out"), size_t(config().hidden_size), name(l, "attn.out"));
+    expect_agreement(out.data, values(l, "attn.out"), size_t(config().hidden_size),
+                     name(l, "attn.out"));
   }
 }
 
@@ -225,13 +234,18 @@ TEST_P(TinySublayers, ExpertsAgreeGivenTheGoldenInputs) {
     LayerContext ctx = context(arena);
     ctx.trace = &trace;
     std::vector<float> input = values(l, "ffn.in");
-    const Matrix<float> x(input.data(), {int64_t(input.size()) / config().hidden_size, config().hidden_size});
+    const Matrix<float> x(input.data(),
+                          {int64_t(input.size()) / config().hidden_size, config().hidden_size});
     const std::vector<RowKind> kinds(size_t(x.shape[0]), RowKind::kText);
-    const Result<Matrix<float>> out = moe(ctx, loaded_.model().weights.layers[size_t(l)].moe, loaded_.experts(), l,
-                                          config().num_experts_per_tok, x, kinds);
+    const Result<Matrix<float>> out =
+        moe(ctx, loaded_.model().weights.layers[size_t(l)].moe, loaded_.experts(), l,
+            config().num_experts_per_tok, x, kinds);
     ASSERT_TRUE(out.has_value());
-    EXPECT_EQ(trace.ids().at("ffn.experts").values, golden().values<int32_t>(name(l, "ffn.experts"))) << l;
-    expect_agreement(out.value().data, values(l, "ffn.out"), size_t(config().hidden_size), name(l, "ffn.out"));
+    EXPECT_EQ(trace.ids().at("ffn.experts").values,
+              golden().values<int32_t>(name(l, "ffn.experts")))
+        << l;
+    expect_agreement(out.value().data, values(l, "ffn.out"), size_t(config().hidden_size),
+                     name(l, "ffn.out"));
   }
 }
 
@@ -242,14 +256,17 @@ TEST_P(TinySublayers, HyperConnectionsCarryGoldenSublayersToTheGoldenStreams) {
     const BlockWeights& block = loaded_.model().weights.layers[size_t(l)];
     std::vector<float> streams = values(l, "in.streams"), pre_mix = values(l, "in.pre_mix");
     const int64_t rows = int64_t(pre_mix.size()) / config().hc_mult, width = config().hidden_size;
-    const Matrix<float> h(streams.data(), {rows, config().hc_mult * width}), pre(pre_mix.data(), {rows, config().hc_mult});
+    const Matrix<float> h(streams.data(), {rows, config().hc_mult * width});
+    const Matrix<float> pre(pre_mix.data(), {rows, config().hc_mult});
     std::vector<float> attn_out = values(l, "attn.out"), ffn_out = values(l, "ffn.out");
 
     const HcMixes attn = hc_mixes(ctx, h, block.hc_attn);
-    expect_agreement(hc_input(ctx, h, pre, block.attn_norm).data, values(l, "attn.in"), size_t(width), name(l, "attn.in"));
+    expect_agreement(hc_input(ctx, h, pre, block.attn_norm).data, values(l, "attn.in"),
+                     size_t(width), name(l, "attn.in"));
     hc_update(ctx, {attn_out.data(), {rows, width}}, attn, h);
     const HcMixes ffn = hc_mixes(ctx, h, block.hc_ffn);
-    expect_agreement(hc_input(ctx, h, attn.pre, block.ffn_norm).data, values(l, "ffn.in"), size_t(width), name(l, "ffn.in"));
+    expect_agreement(hc_input(ctx, h, attn.pre, block.ffn_norm).data, values(l, "ffn.in"),
+                     size_t(width), name(l, "ffn.in"));
     hc_update(ctx, {ffn_out.data(), {rows, width}}, ffn, h);
     expect_agreement(h.data, values(l, "out.streams"), size_t(width), name(l, "out.streams"));
     const std::vector<float> want_mix = values(l, "out.pre_mix");
@@ -270,12 +287,16 @@ TEST_P(TinySublayers, EngramTurnsTheStreamsBeforeALayerIntoItsGoldenInput) {
     const std::vector<uint8_t> dead(size_t(h.shape[0]), 0);
     engram(ctx, *loaded_.model().weights.layers[size_t(l)].engram,
            {row_ids.data() + int64_t(e) * h.shape[0] * columns, {h.shape[0], columns}}, dead, h);
-    expect_agreement(h.data, values(l, "in.streams"), size_t(config().hidden_size), name(l, "in.streams"));
+    expect_agreement(h.data, values(l, "in.streams"), size_t(config().hidden_size),
+                     name(l, "in.streams"));
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(EachNumerics, TinySublayers, ::testing::Values(Numerics::kReference, Numerics::kFp32),
-                         [](const auto& info) { return info.param == Numerics::kFp32 ? "Fp32" : "Reference"; });
+INSTANTIATE_TEST_SUITE_P(EachNumerics, TinySublayers,
+                         ::testing::Values(Numerics::kReference, Numerics::kFp32),
+                         [](const auto& info) {
+                           return info.param == Numerics::kFp32 ? "Fp32" : "Reference";
+                         });
 
 // ---- One answer.
 
@@ -296,7 +317,9 @@ class OneAnswer {
     const Answer got = run(kernels, threads, chunk);
     const std::string way = format(kernels.name, ", ", threads, " threads, chunks of ", chunk);
     ASSERT_EQ(got.logits.size(), want_.logits.size()) << way;
-    EXPECT_EQ(std::memcmp(got.logits.data(), want_.logits.data(), got.logits.size() * sizeof(float)), 0) << way;
+    EXPECT_EQ(
+        std::memcmp(got.logits.data(), want_.logits.data(), got.logits.size() * sizeof(float)), 0)
+        << way;
     EXPECT_EQ(got.draft.tokens, want_.draft.tokens) << way;
     EXPECT_EQ(got.draft.confidences, want_.draft.confidences) << way;
   }
@@ -309,13 +332,15 @@ class OneAnswer {
     ThreadPool pool(threads);
     KernelContext kernel_context(pool);
     LoneSequence sequence = std::move(
-        LoneSequence::create(loaded_.model().config, loaded_.model().numerics, int64_t(ids_.size())).value());
+        LoneSequence::create(loaded_.model().config, loaded_.model().numerics, int64_t(ids_.size()))
+            .value());
     Runner runner(loaded_.model(), loaded_.experts(), sequence.store(), kernels, kernel_context);
     Answer answer;
     std::vector<float> part;
     for (size_t begin = 0; begin < ids_.size(); begin += chunk) {
       const size_t count = std::min(chunk, ids_.size() - begin);
-      const BatchSegment segment = sequence.append(std::span(ids_).subspan(begin, count), LogitsFor::kAll);
+      const BatchSegment segment =
+          sequence.append(std::span(ids_).subspan(begin, count), LogitsFor::kAll);
       MR_CHECK(runner.forward({&segment, 1}, {.feed_draft = true}, part).ok());
       answer.logits.insert(answer.logits.end(), part.begin(), part.end());
     }
@@ -333,7 +358,8 @@ class OneAnswer {
 TEST(TinyOneAnswer, ChunksThreadsAndTablesGiveTheBitsOfTheReference) {
   OneAnswer reference(Numerics::kReference), fp32(Numerics::kFp32);
   const KernelTable& best = *fast_kernels()[0];
-  for (size_t chunk : {size_t{1}, size_t{2}, size_t{3}, size_t{5}, size_t{7}, size_t{16}, size_t{64}}) {
+  for (size_t chunk :
+       {size_t{1}, size_t{2}, size_t{3}, size_t{5}, size_t{7}, size_t{16}, size_t{64}}) {
     reference.expect_same(best, 1 + int(chunk) % 2, chunk);
   }
   for (const KernelTable* kernels : fast_kernels()) {
@@ -348,7 +374,8 @@ TEST(TinyOneAnswerInFull, EveryChunkingThreadCountAndTableGivesTheBitsOfTheRefer
     OneAnswer answer(numerics);
     for (const KernelTable* kernels : fast_kernels()) {
       for (int threads : {1, 2, 4}) {
-        for (size_t chunk : {size_t{1}, size_t{2}, size_t{3}, size_t{5}, size_t{7}, size_t{16}, size_t{64}, answer.whole()}) {
+        for (size_t chunk : {size_t{1}, size_t{2}, size_t{3}, size_t{5}, size_t{7}, size_t{16},
+                             size_t{64}, answer.whole()}) {
           answer.expect_same(*kernels, threads, chunk);
         }
       }

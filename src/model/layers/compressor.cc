@@ -75,7 +75,8 @@ Pairs pair_up(LayerContext& ctx, const StatePlane& open_plane, Matrix<const floa
       pairs.value[i] = open;
       pairs.gate[i++] = open + width;
     }
-    for (int64_t position = in.first_new(); position < in.segment->end_position(); ++position, ++r) {
+    for (int64_t position = in.first_new(); position < in.segment->end_position();
+         ++position, ++r) {
       if (position + 1 == in.segment->end_position() && position % 2 == 0) {
         float* kept = open_groups.put(open_plane, int64_t(s));
         std::copy_n(value.row(r), width, kept);
