@@ -87,7 +87,8 @@ Result<std::unique_ptr<Engine>> ModelEngine::open(const EngineOptions& options, 
                         options.prefix_caching ? options.max_num_snapshots : 0};
   ASSIGN_OR_RETURN(const MemoryPlan plan,
                    plan_memory(layout, machine, wish, config.max_position_embeddings));
-  ASSIGN_OR_RETURN(KvStore store, KvStore::create(layout, plan.num_blocks, plan.num_slots + plan.num_snapshots));
+  ASSIGN_OR_RETURN(KvStore store, KvStore::create(layout, plan.num_blocks,
+                                                  plan.num_slots + plan.num_snapshots));
 
   SchedulerOptions scheduling;
   scheduling.max_num_seqs = plan.num_slots;

@@ -2,27 +2,15 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
-#include <sstream>
-
 #include "kvcache/block_pool.h"
 #include "model_config/cost.h"
+#include "model_config/test_configs.h"
 
 namespace millrace {
 namespace {
 
-ModelConfig read_config(const std::string& path) {
-  std::ifstream in(std::string(MILLRACE_SOURCE_DIR) + path);
-  std::stringstream text;
-  text << in.rdbuf();
-  return parse_model_config(text.str()).value();
-}
-
-ModelConfig released() { return read_config("/tests/golden/config-v4.1-flash.json"); }
-ModelConfig nano() { return read_config("/models/nano/config.json"); }
-
 TEST(KvLayout, TheReleasedModelTakesThePublishedBytesPerToken) {
-  const KvLayout layout = kv_layout(released(), KvFormat::kQuantized);
+  const KvLayout layout = kv_layout(test::released_config(), KvFormat::kQuantized);
   EXPECT_EQ(layout.block_size, 128);
   EXPECT_EQ(layout.bytes_per_token(StateKind::kCompressedRow), 720);
   EXPECT_EQ(layout.bytes_per_token(StateKind::kIndexKey), 170);
@@ -31,7 +19,7 @@ TEST(KvLayout, TheReleasedModelTakesThePublishedBytesPerToken) {
 }
 
 TEST(KvLayout, TheReleasedModelTakesTheseBytesPerSequence) {
-  const KvLayout layout = kv_layout(released(), KvFormat::kQuantized);
+  const KvLayout layout = kv_layout(test::released_config(), KvFormat::kQuantized);
   // The scales of 133 entries end 48 bytes before a boundary.
   EXPECT_EQ(layout.bytes(StateKind::kWindowRing), 40 * ((128 + 5) * 528 + 48));
   EXPECT_EQ(layout.bytes(StateKind::kOpenGroup), 12288);
@@ -42,14 +30,14 @@ TEST(KvLayout, TheReleasedModelTakesTheseBytesPerSequence) {
 }
 
 TEST(KvLayout, BookkeepingIsFarBelowEightBytesPerToken) {
-  const KvLayout layout = kv_layout(released(), KvFormat::kQuantized);
+  const KvLayout layout = kv_layout(test::released_config(), KvFormat::kQuantized);
   const double per_block = BlockPool::kBytesPerBlock + 1.5 * sizeof(BlockId);  // a table's growth
   const double per_token = 1.5 * sizeof(int32_t);  // the sequence's list of tokens, likewise
   EXPECT_LE(per_token + per_block / double(layout.block_size), 8);
 }
 
 TEST(KvLayout, RowsAreThoseOfTheCostModel) {
-  for (const ModelConfig& config : {released(), nano()}) {
+  for (const ModelConfig& config : {test::released_config(), test::read_config("models/nano/config.json")}) {
     const KvLayout layout = kv_layout(config, KvFormat::kQuantized);
     const KvSize size = kv_size(config);
     for (const int64_t source : config.kv_source_layer_ids) {
@@ -66,7 +54,7 @@ TEST(KvLayout, RowsAreThoseOfTheCostModel) {
 }
 
 TEST(KvLayout, Fp32ModeKeepsTheSameRowsAsFloats) {
-  const ModelConfig config = released();
+  const ModelConfig config = test::released_config();
   const KvLayout fp32 = kv_layout(config, KvFormat::kFp32);
   const KvLayout quantised = kv_layout(config, KvFormat::kQuantized);
   ASSERT_EQ(fp32.block_planes.size(), quantised.block_planes.size());
@@ -88,7 +76,7 @@ TEST(KvLayout, Fp32ModeKeepsTheSameRowsAsFloats) {
 
 TEST(KvLayout, PlanesLieOneAfterTheOtherOnTheirBoundaries) {
   for (const KvFormat format : {KvFormat::kQuantized, KvFormat::kFp32}) {
-    for (const ModelConfig& config : {released(), nano()}) {
+    for (const ModelConfig& config : {test::released_config(), test::read_config("models/nano/config.json")}) {
       const KvLayout layout = kv_layout(config, format, 6);
       const auto check = [](const std::vector<StatePlane>& planes, int64_t total) {
         int64_t end = 0;
@@ -108,16 +96,16 @@ TEST(KvLayout, PlanesLieOneAfterTheOtherOnTheirBoundaries) {
 }
 
 TEST(KvLayout, ABlockHoldsWholeRowsOfEveryRatio) {
-  EXPECT_EQ(kv_layout(released(), KvFormat::kQuantized, 1).block_size, 2);
-  EXPECT_EQ(kv_layout(released(), KvFormat::kQuantized, 7).block_size, 8);
-  ModelConfig config = released();
+  EXPECT_EQ(kv_layout(test::released_config(), KvFormat::kQuantized, 1).block_size, 2);
+  EXPECT_EQ(kv_layout(test::released_config(), KvFormat::kQuantized, 7).block_size, 8);
+  ModelConfig config = test::released_config();
   config.kv_source_layer_ids = {20};  // ratio 1 alone
   EXPECT_EQ(kv_layout(config, KvFormat::kQuantized, 7).block_size, 7);
 }
 
 // The rows of a draft of dspark_block_size tokens may be written and taken back.
 TEST(KvLayout, RingsHaveRoomForADraftBesideTheWindow) {
-  const ModelConfig config = released();
+  const ModelConfig config = test::released_config();
   const KvLayout layout = kv_layout(config, KvFormat::kQuantized);
   EXPECT_EQ(layout.plane(StateKind::kWindowRing, 39).num_rows, 128 + 5);
   EXPECT_EQ(layout.plane(StateKind::kDraftRing, 2).num_rows, 128);

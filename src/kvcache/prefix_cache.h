@@ -31,8 +31,8 @@ struct PrefixSnapshot;
 // the next block.
 //
 // A node holds one reference to its block and a sequence one to each block of its table. A node
-// whose block no sequence refers to is idle and can be evicted; those above it become idle after it.
-// A snapshot has a slot of its own, and a block of its own for the rows of its last tokens.
+// whose block no sequence refers to is idle and can be evicted; those above it become idle after
+// it. A snapshot has a slot of its own, and a block of its own for the rows of its last tokens.
 //
 // Invariant: the block tables of sequences begin with the blocks of the node they were given.
 // Threading: not thread-safe; owned by the scheduler. Pool and slots must outlive it.

@@ -2,19 +2,12 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <set>
-#include <sstream>
+
+#include "model_config/test_configs.h"
 
 namespace millrace {
 namespace {
-
-ModelConfig released() {
-  std::ifstream in(MILLRACE_SOURCE_DIR "/tests/golden/config-v4.1-flash.json");
-  std::stringstream text;
-  text << in.rdbuf();
-  return parse_model_config(text.str()).value();
-}
 
 ModelConfig mini() {
   ModelConfig c;
@@ -78,7 +71,7 @@ const OperationCost& of(const std::vector<OperationCost>& costs, std::string_vie
 }
 
 TEST(TensorList, ReleasedConfigImpliesThePublishedTotals) {
-  const std::vector<TensorSpec> tensors = tensor_list(released());
+  const std::vector<TensorSpec> tensors = tensor_list(test::released_config());
   const CheckpointSize size = checkpoint_size(tensors);
   EXPECT_EQ(size.total.num_tensors, 96'085);
   EXPECT_EQ(size.total.bytes, 510'286'023'000);
@@ -89,7 +82,7 @@ TEST(TensorList, ReleasedConfigImpliesThePublishedTotals) {
 }
 
 TEST(TensorList, ReleasedBackboneHasThePublishedParameters) {
-  const ModelConfig config = released();
+  const ModelConfig config = test::released_config();
   int64_t parameters = 0;
   for (const TensorSpec& t : tensor_list(config)) {
     const bool is_backbone = t.layer < config.num_hidden_layers && t.part != TensorPart::kVision &&
@@ -100,7 +93,7 @@ TEST(TensorList, ReleasedBackboneHasThePublishedParameters) {
 }
 
 TEST(TensorList, NamesEveryTensorOnce) {
-  const std::vector<TensorSpec> tensors = tensor_list(released());
+  const std::vector<TensorSpec> tensors = tensor_list(test::released_config());
   std::set<std::string> names;
   for (const TensorSpec& t : tensors) names.insert(t.name);
   EXPECT_EQ(names.size(), tensors.size());
@@ -125,7 +118,7 @@ TEST(TensorList, NamesOfTypesAreThoseOfFiles) {
 }
 
 TEST(KvSize, ReleasedStateIsThePublishedOne) {
-  const KvSize kv = kv_size(released());
+  const KvSize kv = kv_size(test::released_config());
   EXPECT_EQ(kv.compressed_row_bytes, 288);
   EXPECT_EQ(kv.index_key_bytes, 68);
   EXPECT_EQ(kv.window_entry_bytes, 528);
@@ -140,7 +133,7 @@ TEST(KvSize, ReleasedStateIsThePublishedOne) {
 }
 
 TEST(DecodeCosts, ProductsTouchTheActiveParametersOfTheSpecification) {
-  const std::vector<OperationCost> costs = decode_costs(released(), 0);
+  const std::vector<OperationCost> costs = decode_costs(test::released_config(), 0);
   double products = 0;
   for (const OperationCost& c : costs) {
     if (c.operation != "attention" && c.operation != "head") products += c.flops / 2;
@@ -150,14 +143,14 @@ TEST(DecodeCosts, ProductsTouchTheActiveParametersOfTheSpecification) {
 }
 
 TEST(DecodeCosts, OneExpertAndOneTokensRowsHaveTheirPublishedBytes) {
-  const std::vector<OperationCost> costs = decode_costs(released(), 0);
+  const std::vector<OperationCost> costs = decode_costs(test::released_config(), 0);
   EXPECT_EQ(of(costs, "ffn.experts").num_calls, 40 * 6);
   EXPECT_EQ(of(costs, "ffn.experts").weight_bytes, 40 * 6 * 18'800'640.0);
   EXPECT_EQ(of(costs, "engram.embed").weight_bytes, 12'672);
 }
 
 TEST(DecodeCosts, AttentionGrowsToTheWindowAndTheSelection) {
-  const ModelConfig config = released();
+  const ModelConfig config = test::released_config();
   const double key_flops = 4.0 * 64 * 512;
   EXPECT_EQ(of(decode_costs(config, 0), "attention").flops, key_flops * (40 + 20));
   EXPECT_EQ(of(decode_costs(config, 1), "attention").flops, key_flops * (80 + 18 + 40));
@@ -167,7 +160,7 @@ TEST(DecodeCosts, AttentionGrowsToTheWindowAndTheSelection) {
 }
 
 TEST(DecodeCosts, ScoringStartsBeyondTheSelectionAndStopsGrowingBehindTheFilter) {
-  const ModelConfig config = released();
+  const ModelConfig config = test::released_config();
   for (const OperationCost& c : decode_costs(config, 511)) EXPECT_NE(c.operation, "indexer.score");
   // Layers 20, 24, 28, 32, 36 see 513 rows; layers 2, 8, 14 select all of their 256.
   EXPECT_EQ(of(decode_costs(config, 512), "indexer.score").num_calls, 5);
@@ -178,7 +171,7 @@ TEST(DecodeCosts, ScoringStartsBeyondTheSelectionAndStopsGrowingBehindTheFilter)
 }
 
 TEST(DraftCosts, CountStagesWithTheirOwnExperts) {
-  const std::vector<OperationCost> costs = draft_costs(released(), 1000);
+  const std::vector<OperationCost> costs = draft_costs(test::released_config(), 1000);
   EXPECT_EQ(of(costs, "ffn.experts").num_calls, 3 * 3);
   EXPECT_EQ(of(costs, "attention").flops, 3 * 4.0 * 64 * 512 * (128 + 5));
   EXPECT_EQ(of(costs, "ffn.gate").weight_bytes, 3 * 2.0 * 128 * 5120);

@@ -2,17 +2,13 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
-#include <sstream>
+#include "model_config/test_configs.h"
 
 namespace millrace {
 namespace {
 
 std::vector<EngramTable> released_tables() {
-  std::ifstream in(MILLRACE_SOURCE_DIR "/tests/golden/config-v4.1-flash.json");
-  std::stringstream text;
-  text << in.rdbuf();
-  return engram_tables(parse_model_config(text.str()).value());
+  return engram_tables(test::released_config());
 }
 
 ModelConfig mini_config() {

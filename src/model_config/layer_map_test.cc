@@ -2,17 +2,13 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
-#include <sstream>
+#include "model_config/test_configs.h"
 
 namespace millrace {
 namespace {
 
 std::vector<LayerInfo> released_layers() {
-  std::ifstream in(MILLRACE_SOURCE_DIR "/tests/golden/config-v4.1-flash.json");
-  std::stringstream text;
-  text << in.rdbuf();
-  return layer_map(parse_model_config(text.str()).value());
+  return layer_map(test::released_config());
 }
 
 TEST(LayerMap, ReleasedLayersReadTheSourcesOfTheSpecification) {

@@ -33,7 +33,8 @@ TEST(SchedulerEvents, HundredThousandLifetimesInAnyOrderEndWell) {
     num_cached_tokens += driver.stats().num_cached_tokens;
   }
   std::signal(SIGABRT, handler);
-  std::printf("%lld events, %lld requests, %lld whole outputs compared, %lld preemptions, %lld tokens from the cache\n",
+  std::printf("%lld events, %lld requests, %lld whole outputs compared, %lld preemptions, "
+              "%lld tokens from the cache\n",
               (long long)num_events, (long long)num_ended, (long long)num_compared,
               (long long)num_preemptions, (long long)num_cached_tokens);
   EXPECT_GT(num_compared, num_ended / 4);

@@ -468,7 +468,9 @@ bool Scheduler::admit(Sequence& s, double now_ms) {
     }
   }
   if (start.node) prefix_cache_.acquire(*start.node, s.block_table);
-  for (int64_t i = 0; i < start.num_blocks; ++i) push_back_tightly(s.block_table, *allocate_block());
+  for (int64_t i = 0; i < start.num_blocks; ++i) {
+    push_back_tightly(s.block_table, *allocate_block());
+  }
   if (last_block) {
     plan_.block_copies.push_back({*last_block, s.block_table[size_t(s.num_prefix_blocks)]});
   }
@@ -617,10 +619,17 @@ void Scheduler::index_blocks(Sequence& s) {
   if (!options_.prefix_caching) return;
   const int64_t size = options_.block_size;
   for (; (s.num_prefix_blocks + 1) * size <= s.num_computed_tokens; ++s.num_prefix_blocks) {
-    const auto tokens = std::span(s.tokens).subspan(size_t(s.num_prefix_blocks * size), size_t(size));
+    const auto tokens =
+        std::span(s.tokens).subspan(size_t(s.num_prefix_blocks * size), size_t(size));
     s.prefix = &prefix_cache_.insert(s.prefix, s.request->request.cache_salt, tokens,
                                      s.block_table[size_t(s.num_prefix_blocks)]);
   }
+}
+
+// Those that are computed and in no block that is known.
+std::span<const int32_t> Scheduler::tokens_behind_prefix(const Sequence& s) const {
+  const int64_t begin = s.num_prefix_blocks * options_.block_size;
+  return std::span(s.tokens).subspan(size_t(begin), size_t(s.num_computed_tokens - begin));
 }
 
 // What a hit saves against one of whole blocks: the rows behind them, and the halo before.
@@ -633,9 +642,7 @@ double Scheduler::snapshot_value(const Sequence& s) const {
 // At the end of a prompt: the sequence goes on with its own slot.
 void Scheduler::copy_to_snapshot(Sequence& s) {
   if (!options_.prefix_caching) return;
-  const int64_t begin = s.num_prefix_blocks * options_.block_size;
-  const auto tail =
-      std::span(s.tokens).subspan(size_t(begin), size_t(s.num_computed_tokens - begin));
+  const std::span<const int32_t> tail = tokens_behind_prefix(s);
   const std::string& salt = s.request->request.cache_salt;
   if (!prefix_cache_.prepare_snapshot(s.prefix, salt, tail)) return;
   std::optional<BlockId> last_block;
@@ -652,9 +659,7 @@ void Scheduler::copy_to_snapshot(Sequence& s) {
 // When a sequence gives up what it holds: slot and last block stay as they are.
 void Scheduler::leave_as_snapshot(Sequence& s) {
   if (!options_.prefix_caching || s.state != SequenceState::kDecoding || !s.is_keepable) return;
-  const int64_t begin = s.num_prefix_blocks * options_.block_size;
-  const auto tail =
-      std::span(s.tokens).subspan(size_t(begin), size_t(s.num_computed_tokens - begin));
+  const std::span<const int32_t> tail = tokens_behind_prefix(s);
   const std::string& salt = s.request->request.cache_salt;
   if (!prefix_cache_.prepare_snapshot(s.prefix, salt, tail)) return;
   std::optional<BlockId> last_block;

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -76,8 +77,9 @@ Status check_request(const Request& request, int64_t vocab_size, int64_t max_mod
 //   * nothing is ever lost: every choice of an accepted request gets exactly one last event
 //
 // Allocates nothing in a step in which sequences only decode, but for token lists that outgrow
-// their room (by an eighth of it) and for log-probabilities. Takes time linear in what runs and, while a
-// slot is free, in the number of fairness keys for each admission that is tried.
+// their room (by an eighth of it), for blocks that are full and become known to the prefix cache,
+// and for log-probabilities. Takes time linear in what runs and, while a slot is free, in the
+// number of fairness keys, and the prompt's length, for each admission that is tried.
 //
 // Threading: not thread-safe; one owner.
 class Scheduler {
@@ -163,6 +165,7 @@ class Scheduler {
   std::optional<BlockId> allocate_block();
   void copy_to_snapshot(Sequence& sequence);
   void leave_as_snapshot(Sequence& sequence);
+  std::span<const int32_t> tokens_behind_prefix(const Sequence& sequence) const;
   double snapshot_value(const Sequence& sequence) const;
   bool reclaim_paused(const Start& start, double now_ms);
   int64_t num_free_seqs() const { return options_.max_num_seqs - int64_t(running_.size()); }

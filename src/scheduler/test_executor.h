@@ -127,8 +127,6 @@ class TestExecutor {
       // What goes on to the next layer; whatever the last one makes of it, from first_output on.
       const int64_t first_query = std::max(rows.first_position, first[l + 1]);
       if (first_query >= end) continue;
-      if (first_key > std::max<int64_t>(0, first_query - (layer_reach.sliding_window - 1)))
-        std::fprintf(stderr, "seq %ld rows %ld+%d cached %ld out %ld ntok %zu layer %zu/%zu w %ld goes %d slot.num %ld first[l]=%ld first_query %ld\n", long(rows.sequence_id), long(rows.first_position), rows.num_rows, long(rows.num_cached_tokens), long(rows.first_output), rows.tokens.size(), l, num_layers, long(layer_reach.sliding_window), goes_on, long(slot.num_tokens), long(first[l]), long(first_query));
       MR_CHECK_OP(first_key, <=,
                   std::max<int64_t>(0, first_query - (layer_reach.sliding_window - 1)));
     }
