@@ -420,6 +420,12 @@ class Crowd {
   std::atomic<int64_t> num_overtaken_{0};
 };
 
+// Who is overtaken shows where one runs at a time, and not among three.
+int64_t least_crowd(const Options& options, const Schedule& schedule) {
+  const bool shows_order = schedule.has_priorities && schedule.max_num_seqs == 1;
+  return std::max<int64_t>(options.crowd, shows_order ? 8 : 1);
+}
+
 // Which requests run in which schedule: each in `num_schedules` different ones of those with the
 // best table, so that all of these take about as long; some of the shortest third in those with
 // another.
@@ -445,7 +451,7 @@ std::vector<std::vector<size_t>> assign(const Options& options,
       fast.push_back(s);
       continue;
     }
-    for (int64_t i = 0; i < options.crowd; ++i) {
+    for (int64_t i = 0; i < least_crowd(options, schedules[s]); ++i) {
       assigned[s].push_back(by_length[next_short++ % by_length.size()]);
     }
   }
@@ -469,7 +475,7 @@ std::vector<std::vector<size_t>> assign(const Options& options,
     for (size_t s : by_load) give(r, s);
   }
   for (size_t s : fast) {
-    for (size_t i = assigned[s].size(); i < size_t(options.crowd); ++i) {
+    for (size_t i = assigned[s].size(); i < size_t(least_crowd(options, schedules[s])); ++i) {
       give(by_length[next_short++ % by_length.size()], s);
     }
   }
