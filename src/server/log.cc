@@ -25,9 +25,14 @@ spdlog::level::level_enum spdlog_level(LogLevel level) {
   return spdlog::level::info;
 }
 
+// Empty or unknown: info. spdlog takes what it does not know for off, and a misspelt level must not
+// silence errors.
 spdlog::level::level_enum level_of_environment() {
   const char* name = std::getenv("MILLRACE_LOG_LEVEL");
-  return name == nullptr ? spdlog::level::info : spdlog::level::from_str(name);
+  if (name == nullptr) return spdlog::level::info;
+  const spdlog::level::level_enum level = spdlog::level::from_str(name);
+  const bool is_unknown = level == spdlog::level::off && std::string_view(name) != "off";
+  return is_unknown ? spdlog::level::info : level;
 }
 
 }  // namespace

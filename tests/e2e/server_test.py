@@ -542,6 +542,14 @@ class Transport(unittest.TestCase):
         server.process.terminate()
         self.assertEqual(server.process.communicate(timeout=60)[1], b"")
 
+    def test_a_level_that_nobody_knows_silences_nothing(self):
+        for level in ("", "INFO", "errors"):
+            server = Server(BINARY, "--model", NANO, "--log-json",
+                            env={"MILLRACE_LOG_LEVEL": level}, ready=False)
+            server.next_event("serving")
+            server.process.terminate()
+            self.assertIn(b"draining", server.process.communicate(timeout=60)[1], level)
+
     def test_no_log_destroys_what_the_command_reads(self):
         with tempfile.TemporaryDirectory() as folder:
             config = Path(folder, "config.json")
